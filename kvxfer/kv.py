@@ -1,0 +1,66 @@
+"""The tensors of a KV cache, layer by layer, free of any library's cache class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+LayerTensors = list[Float[Tensor, "batch heads tokens dim"]]
+
+
+@dataclass(frozen=True)
+class KV:
+    """Keys and values of every layer, each ``[batch, kv_heads, tokens, head_dim]``.
+
+    Keys are rotated (as a cache holds them) or in content space (as maps read and write them); the holder knows which.
+    """
+
+    keys: LayerTensors
+    values: LayerTensors
+
+    @property
+    def layers(self) -> int:
+        """How many layers the cache has."""
+        return len(self.keys)
+
+    @property
+    def batch(self) -> int:
+        """How many rows the cache has."""
+        return self.keys[0].shape[0]
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens are cached."""
+        return self.keys[0].shape[2]
+
+    def apply(self, function: Callable[[Tensor], Tensor]) -> KV:
+        """The same function of every tensor."""
+        return KV([function(k) for k in self.keys], [function(v) for v in self.values])
+
+    def span(self, start: int, stop: int) -> KV:
+        """Tokens ``start`` to ``stop`` (a view)."""
+        return self.apply(lambda x: x[:, :, start:stop])
+
+    def rows(self, index: Tensor | slice) -> KV:
+        """Some rows of the batch."""
+        return self.apply(lambda x: x[index])
+
+    def zeros(self) -> KV:
+        """A cache of the same shape that holds nothing."""
+        return self.apply(torch.zeros_like)
+
+    @staticmethod
+    def join(parts: list[KV]) -> KV:
+        """Caches of consecutive tokens, one after the other."""
+        parts = [part for part in parts if part.tokens]
+        if len(parts) == 1:
+            return parts[0]
+
+        def joined(kind: str) -> LayerTensors:
+            return [torch.cat(tensors, dim=2) for tensors in zip(*(getattr(p, kind) for p in parts), strict=True)]
+
+        return KV(joined("keys"), joined("values"))

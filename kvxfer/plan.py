@@ -1,0 +1,45 @@
+"""Which tokens of a prefix are exact (computed by the target) and which are mapped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from kvxfer.errors import KvxferError
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The first tokens and the last ones are the target's own; what lies between is mapped.
+
+    Args:
+        name: the option's name.
+        exact_first: leading tokens that the target computes itself (attention sinks live there).
+        hold_back: last prompt tokens that the target computes itself (at least one: it yields the first logits).
+    """
+
+    name: str = "sinks"
+    exact_first: int = 4
+    hold_back: int = 1
+
+    def __post_init__(self) -> None:
+        if self.exact_first < 0:
+            raise KvxferError(f"plan.exact_first={self.exact_first} must be 0 or more tokens")
+        if self.hold_back < 1:
+            raise KvxferError(f"plan.hold_back={self.hold_back} must be 1 or more: the last token yields the logits")
+
+    def mapped_span(self, prompt: int) -> tuple[int, int]:
+        """The mapped tokens of a prompt, from (inclusive) and to (exclusive)."""
+        stop = prompt - self.hold_back
+        if stop < 1:
+            raise KvxferError(
+                f"plan.hold_back={self.hold_back} leaves nothing of a prompt of {prompt} tokens to hand over"
+            )
+        return min(self.exact_first, stop), stop
+
+    def mapping_everything(self) -> Plan:
+        """The same plan with nothing exact but what is held back."""
+        return replace(self, name="all", exact_first=0)
+
+    def holding_back(self, tokens: int) -> Plan:
+        """The same plan with another hold-back."""
+        return replace(self, hold_back=tokens)

@@ -1,0 +1,191 @@
+"""Runs: content-addressed directories that exist only when they are complete.
+
+A run's id is a hash of its stage, the stage's version, its scientific config and the ids of its inputs, so the same
+question has the same id and is computed once. Work happens in a hidden directory beside the final one and becomes
+visible by one rename.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from kvxfer.errors import KvxferError
+
+RECORD = "run.json"
+
+VERSIONS = {
+    "calibrate": 1,  # 1: first
+    "train": 1,  # 1: first
+    "evaluate": 1,  # 1: first
+    "compare": 1,  # 1: first
+}
+"""Raised whenever a stage's numbers may change, with a word on why: older runs are then not taken for new ones."""
+
+_PACKAGES = ("torch", "transformers", "hydra-core", "numpy", "scipy", "safetensors", "tokenizers", "datasets", "wandb")
+
+
+def run_id(stage: str, config: dict[str, Any], inputs: dict[str, str]) -> str:
+    """Twelve hex digits that name the question.
+
+    Args:
+        stage: calibrate, train or evaluate.
+        config: the scientific config: no device, paths or logger.
+        inputs: the ids of the runs that this one reads, by role.
+    """
+    question = {"stage": stage, "version": VERSIONS[stage], "config": config, "inputs": inputs}
+    text = json.dumps(question, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+@dataclass
+class Run:
+    """One run: ``work`` is where its files are written until ``commit`` moves them to ``path``."""
+
+    stage: str
+    id: str
+    path: Path
+    work: Path
+    record: dict[str, Any]
+
+    @property
+    def done(self) -> bool:
+        """Whether a complete result is there."""
+        return (self.path / RECORD).is_file()
+
+    def commit(self, **extra: Any) -> Path:
+        """Write the record, then put the directory in its place in one step."""
+        started = self.record.pop("_clock")
+        self.record |= {"finished": _now(), "seconds": round(time.monotonic() - started, 1), **extra}
+        write_json(self.work / RECORD, self.record)
+        if self.path.exists():
+            old = self.path.with_name(f".{self.id}.old")
+            shutil.rmtree(old, ignore_errors=True)
+            self.path.rename(old)
+            self.work.rename(self.path)
+            shutil.rmtree(old)
+        else:
+            self.work.rename(self.path)
+        return self.path
+
+
+@contextmanager
+def open_run(
+    root: Path, stage: str, config: dict[str, Any], inputs: dict[str, str], force: bool = False, resumable: bool = False
+) -> Iterator[Run]:
+    """The run of a question, locked against other processes while it is open.
+
+    Args:
+        root: the outputs directory; the run lives in ``root/stage/id``.
+        force: compute again even if a result is there (it stays until the new one is complete).
+        resumable: keep what a killed run left in the work directory.
+
+    Yields:
+        The run. When ``run.done`` is true there is nothing to do.
+    """
+    identifier = run_id(stage, config, inputs)
+    home = Path(root) / stage
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        lock = (home / f".{identifier}.lock").open("w")
+    except OSError as error:
+        raise KvxferError(f"cannot write to {home} (paths.outputs): {error.strerror}") from error
+    with lock:
+        # Two jobs of a sweep may need the same calibration: the second waits, then finds it done.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        run = Run(stage, identifier, home / identifier, home / f".{identifier}.partial", {})
+        if run.done and not force:
+            run.record = read_json(run.path / RECORD)
+            yield run
+            return
+        if run.work.exists() and not resumable:
+            shutil.rmtree(run.work)
+        run.work.mkdir(exist_ok=True)
+        run.record = {
+            "stage": stage,
+            "version": VERSIONS[stage],
+            "run_id": identifier,
+            "config": config,
+            "inputs": inputs,
+            "started": _now(),
+            "environment": environment(),
+            "_clock": time.monotonic(),
+        }
+        if run.done:
+            # force: hide the old result from `done` without losing it.
+            run = _Forced(**vars(run))
+        yield run
+
+
+class _Forced(Run):
+    """A run whose existing result is to be replaced."""
+
+    @property
+    def done(self) -> bool:
+        """Never: that is what force asks for."""
+        return False
+
+
+def environment() -> dict[str, Any]:
+    """What produced a result: interpreter, packages, machine, commit."""
+    versions = {}
+    for package in _PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    machine = {"python": platform.python_version(), "machine": platform.machine(), "packages": versions}
+    return {**machine, "commit": _commit()}
+
+
+def _commit() -> str | None:
+    try:
+        answer = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() or None
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write valid JSON (no NaN) so that a reader never sees half of it."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(json.dumps(data, indent=1, allow_nan=False) + "\n")
+    os.replace(temporary, path)
+
+
+def read_json(path: Path) -> Any:
+    """Read JSON, or say which file is broken."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise KvxferError(f"{path} is not readable ({error}): remove its directory or set force=true") from error
+
+
+def file_sha256(path: Path) -> str:
+    """The SHA-256 of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
