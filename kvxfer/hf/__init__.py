@@ -1,0 +1,29 @@
+"""The only package that touches transformers: configs, weights, caches, rotary modules, queries."""
+
+from __future__ import annotations
+
+from kvxfer.hf.files import folder_digest
+from kvxfer.hf.geometry import read_geometry
+from kvxfer.hf.load import (
+    ModelSpec,
+    check_exists,
+    load_config,
+    load_model,
+    load_tokenizer,
+    resolve_device,
+    resolved_revision,
+)
+from kvxfer.hf.model import LoadedModel
+
+__all__ = [
+    "LoadedModel",
+    "ModelSpec",
+    "check_exists",
+    "folder_digest",
+    "load_config",
+    "load_model",
+    "load_tokenizer",
+    "read_geometry",
+    "resolve_device",
+    "resolved_revision",
+]

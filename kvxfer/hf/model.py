@@ -1,0 +1,103 @@
+"""A loaded language model as this project sees it: ids and KV in, KV, logits, tokens and queries out."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers import DynamicCache
+
+from kvxfer.geometry import Geometry
+from kvxfer.hf.cache import build_cache, cache_keyword, read_cache
+from kvxfer.hf.queries import captured_queries
+from kvxfer.hf.rotary import cos_sin, find_rotary
+from kvxfer.kv import KV, LayerTensors
+
+Ids = Int[Tensor, "batch tokens"]
+
+
+class LoadedModel:
+    """A causal language model in eval mode with an explicit cache: every method takes and returns plain tensors.
+
+    Caches hold rotated keys and all tokens of all layers. What a method returns is made in inference mode: clone it
+    before autograd may see it. ``name`` is the model as the user wrote it, ``revision`` what it resolved to.
+    """
+
+    def __init__(self, lm: Any, tokenizer: Any, geometry: Geometry, name: str, revision: str) -> None:
+        self.lm: Any = lm.eval().requires_grad_(False)
+        self.body: Any = lm.base_model
+        self.tokenizer = tokenizer
+        self.geometry = geometry
+        self.name = name
+        self.revision = revision
+        self.dtype: torch.dtype = next(lm.parameters()).dtype
+        self.device: torch.device = next(lm.parameters()).device
+        self._rotary = find_rotary(self.body, name)
+        self._keyword = {id(module): cache_keyword(module.forward) for module in (self.lm, self.body)}
+        self._trims_logits = "logits_to_keep" in inspect.signature(lm.forward).parameters
+
+    @torch.inference_mode()
+    def prefill(self, ids: Ids, past: KV | None = None) -> KV:
+        """The cache of ``past`` and ``ids`` together, from the body alone (no vocabulary logits)."""
+        cache = self._cache(past)
+        self._forward(self.body, ids, cache)
+        return read_cache(cache, self.name)
+
+    @torch.inference_mode()
+    def logits(self, ids: Ids, past: KV | None = None) -> Float[Tensor, "batch tokens vocab"]:
+        """Float32 logits of every token of ``ids``, which follow ``past``; ``past`` itself is left as it is."""
+        return self._forward(self.lm, ids, self._cache(past)).logits.float()
+
+    @torch.inference_mode()
+    def generate(
+        self, ids: Ids, past: KV | None, max_new_tokens: int, stop: int | None = None
+    ) -> Int[Tensor, "batch new"]:
+        """Greedy continuation of ``past`` and ``ids``; it ends early once every row has given ``stop``.
+
+        A row that has given ``stop`` (which is part of the result) is filled up with it.
+        """
+        cache = self._cache(past)
+        ids = ids.to(self.device)
+        done = torch.zeros(ids.shape[0], dtype=torch.bool, device=self.device)
+        new: list[Tensor] = []
+        for _ in range(max_new_tokens):
+            last = {"logits_to_keep": 1} if self._trims_logits else {}
+            token = self._forward(self.lm, ids, cache, **last).logits[:, -1].argmax(dim=-1)
+            if stop is not None:
+                token = torch.where(done, torch.full_like(token, stop), token)
+                done |= token == stop
+            new.append(token)
+            if stop is not None and bool(done.all()):
+                break
+            ids = token[:, None]
+        return torch.stack(new, dim=1) if new else ids[:, :0]
+
+    def cos_sin(
+        self, tokens: int, start: int = 0
+    ) -> tuple[Float[Tensor, "tokens rotary_dim"], Float[Tensor, "tokens rotary_dim"]]:
+        """cos and sin of ``tokens`` positions from ``start`` on: float32, without the attention scaling."""
+        return cos_sin(self._rotary, tokens, start, self.device)
+
+    @torch.inference_mode()
+    def queries(self, ids: Ids) -> tuple[KV, LayerTensors]:
+        """The prefill of ``ids``, and each layer's queries as attention sees them (rotated, scaled by the model)."""
+        cache = self._cache(None)
+        with captured_queries(self.body) as found:
+            self._forward(self.body, ids, cache)
+        return read_cache(cache, self.name), [found[layer] for layer in range(self.geometry.layers)]
+
+    def _cache(self, past: KV | None) -> DynamicCache:
+        return build_cache(None if past is None else past.apply(lambda x: x.to(self.device, self.dtype)))
+
+    def _forward(self, module: Any, ids: Ids, cache: DynamicCache, **options: Any) -> Any:
+        """One forward with positions and mask spelt out; it extends ``cache``."""
+        batch, new = ids.shape
+        start = cache.get_seq_length()
+        positions = torch.arange(start, start + new, device=self.device).expand(batch, new)
+        mask = torch.ones(batch, start + new, dtype=torch.long, device=self.device)
+        options[self._keyword[id(module)]] = cache
+        ids = ids.to(self.device)
+        return module(input_ids=ids, position_ids=positions, attention_mask=mask, use_cache=True, **options)
