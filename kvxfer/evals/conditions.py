@@ -1,0 +1,91 @@
+"""The caches to compare: what the target is handed under each condition."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from kvxfer.apply import Mapper
+from kvxfer.hf import LoadedModel
+from kvxfer.kv import KV
+from kvxfer.pairs import Pair
+from kvxfer.plan import Plan
+
+HANDED = ("identity", "mapped", "mapped_all", "floor", "raw_copy", "wrong_donor")
+"""Conditions under which the target goes on from a cache that it is handed."""
+
+OWN = ("ceiling", "source", "no_context")
+"""Conditions without a handed cache; they do not depend on the plan."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A model, the cache it is handed (or None), and the prompt tokens that it still reads itself."""
+
+    model: LoadedModel
+    past: KV | None
+    tail: Int64[Tensor, "batch tail"]
+
+
+def own_conditions(pair: Pair, prompt: Int64[Tensor, "batch prompt"], context: int) -> dict[str, Prepared]:
+    """Ceiling, source alone, and the target without the context.
+
+    Without context the target still reads the row's first token, which the tokenizer or the corpus puts everywhere, if
+    something of the prompt follows the context; otherwise only the last token.
+    """
+    question = prompt[:, context:] if context < prompt.shape[1] else prompt[:, -1:]
+    bare = torch.cat([prompt[:, :1], question], dim=1) if context < prompt.shape[1] else question
+    return {
+        "ceiling": Prepared(pair.target, None, prompt),
+        "source": Prepared(pair.source, None, prompt),
+        "no_context": Prepared(pair.target, None, bare),
+    }
+
+
+def handed_conditions(
+    pair: Pair, mapper: Mapper, plan: Plan, prompt: Int64[Tensor, "batch prompt"], donors: list[int]
+) -> dict[str, Prepared]:
+    """Every condition that hands the target a cache of the prompt less its held-back tokens.
+
+    Args:
+        donors: for each row, the row whose cache it gets in the wrong-donor control.
+    """
+    first, stop = plan.mapped_span(prompt.shape[1])
+    head, tail = prompt[:, :stop], prompt[:, stop:]
+    exact = pair.target.prefill(head)
+    content = pair.content("source", pair.source.prefill(head))
+    mapped = pair.rotated("target", mapper.map(content))
+    copied = pair.rotated("target", relative_depth(content, exact.layers))
+
+    def planned(cache: KV) -> KV:
+        return KV.join([exact.span(0, first), cache.span(first, stop)])
+
+    caches = {
+        "identity": exact,
+        "mapped": planned(mapped),
+        "mapped_all": mapped,
+        "floor": exact.zeros(),
+        "raw_copy": planned(copied),
+        "wrong_donor": planned(mapped.rows(torch.tensor(donors))),
+    }
+    return {name: Prepared(pair.target, cache, tail) for name, cache in caches.items()}
+
+
+def relative_depth(content: KV, layers: int) -> KV:
+    """Each target layer takes the source layer at its relative depth, unchanged."""
+    last = content.layers - 1
+    index = [round(layer * last / max(layers - 1, 1)) for layer in range(layers)]
+    return KV([content.keys[i] for i in index], [content.values[i] for i in index])
+
+
+def donors_of(documents: list[str]) -> list[int]:
+    """For each row another row of another document: the nearest one that follows it in the batch, going round."""
+    count = len(documents)
+    result = []
+    for row, document in enumerate(documents):
+        others = ((row + step) % count for step in range(1, count))
+        result.append(next((other for other in others if documents[other] != document), row))
+    return result

@@ -1,0 +1,138 @@
+"""What an evaluation asks: prompts with answers to choose from, or text that follows a prefix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from kvxfer.corpus import CorpusSpec, load_rows, toy_stories
+from kvxfer.errors import KvxferError
+
+
+@dataclass(frozen=True)
+class EvalSpec:
+    """The fields of ``configs/eval/*.yaml``."""
+
+    name: str = "standard"
+    stories: int = 200
+    questions: int = 5
+    length: int | None = None
+    prefix: int | None = None
+    batch_size: int = 25
+    generate: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for key, least in (("stories", 2), ("questions", 1), ("batch_size", 2), ("seed", 0)):
+            if getattr(self, key) < least:
+                raise KvxferError(f"eval.{key}={getattr(self, key)} must be {least} or more")
+        if self.length is not None and self.length < 8:
+            raise KvxferError(f"eval.length={self.length} must be 8 tokens or more, or null")
+        if self.prefix is not None and self.prefix < 2:
+            raise KvxferError(f"eval.prefix={self.prefix} must be 2 tokens or more, or null")
+
+
+@dataclass(frozen=True)
+class Item:
+    """One thing to score.
+
+    Attributes:
+        prompt: token ids that the models are given; the first ``context`` of them are the story or prefix.
+        answer: the token ids that should follow.
+        candidates: answers to choose from (the right one among them), or none for running text.
+    """
+
+    id: str
+    document: str
+    kind: str
+    prompt: tuple[int, ...]
+    context: int
+    answer: tuple[int, ...]
+    candidates: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def chance(self) -> float | None:
+        """Accuracy of guessing among the candidates."""
+        return 1 / len(self.candidates) if self.candidates else None
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Items of equal shape."""
+
+    items: list[Item]
+    prompt: Int64[Tensor, "batch prompt"]
+    context: int
+
+
+def toy_items(spec: EvalSpec, tokenizer: Any, length: int) -> list[Item]:
+    """Questions about stories that belong to the evaluation split."""
+    items = []
+    for story in toy_stories("evaluation", spec.stories, length, spec.seed):
+        for number, question in enumerate(story.questions[: spec.questions]):
+
+            def ids(words: tuple[str, ...]) -> tuple[int, ...]:
+                return tuple(tokenizer.convert_tokens_to_ids(list(words)))
+
+            items.append(
+                Item(
+                    id=f"{story.seed}/{number}",
+                    document=f"toy/{story.seed}",
+                    kind=question.kind,
+                    prompt=ids((*story.words, *question.prompt)),
+                    context=len(story.words) - 1,
+                    answer=ids(question.answer),
+                    candidates=tuple(ids(candidate) for candidate in question.candidates),
+                )
+            )
+    return items
+
+
+def text_items(spec: EvalSpec, corpus: CorpusSpec, tokenizer: Any, length: int) -> list[Item]:
+    """Rows of the evaluation split, cut in two: the prefix is handed over, the rest is scored.
+
+    A row's document, for statistics, is the first one in it.
+    """
+    prefix = length // 2 if spec.prefix is None else spec.prefix
+    if not 2 <= prefix < length:
+        raise KvxferError(f"eval.prefix={prefix} must be between 2 and eval.length={length} less one")
+    rows = load_rows(corpus, tokenizer, "evaluation", length=length)
+    if len(rows) < 2:
+        raise KvxferError(f"corpus.rows.evaluation={len(rows)}: an evaluation of text needs 2 rows or more")
+    return [
+        Item(str(n), documents[0], rows.domain, tuple(tokens[:prefix]), prefix, tuple(tokens[prefix:]))
+        for n, (tokens, documents) in enumerate(zip(rows.tokens.tolist(), rows.documents, strict=True))
+    ]
+
+
+def batches(items: list[Item], size: int) -> Iterator[Batch]:
+    """Items of equal answer length together, and questions about one story far apart.
+
+    Neighbours in a batch lend each other their caches in the wrong-donor control, so they must be about other stories.
+    """
+    shapes: dict[tuple[int, int, int], list[Item]] = {}
+    for item in items:
+        shapes.setdefault((len(item.prompt), item.context, len(item.answer)), []).append(item)
+    for (_, context, _), group in sorted(shapes.items()):
+        seen: dict[str, int] = {}
+        ranked = []
+        for item in group:
+            seen[item.document] = seen.get(item.document, 0) + 1
+            ranked.append((seen[item.document], item))
+        ordered = [item for _, item in sorted(ranked, key=lambda pair: pair[0])]
+        for part in _parts(ordered, size):
+            yield Batch(part, torch.tensor([item.prompt for item in part]), context)
+
+
+def _parts(items: list[Item], size: int) -> Iterator[list[Item]]:
+    """Slices of about ``size``, none of a single item (it would have no other donor) where that can be helped."""
+    count = max(1, -(-len(items) // size))
+    edges = [round(n * len(items) / count) for n in range(count + 1)]
+    for start, stop in pairwise(edges):
+        yield items[start:stop]

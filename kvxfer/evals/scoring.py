@@ -1,0 +1,71 @@
+"""Scores of items under one condition: log-likelihoods of given tokens, and free answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from kvxfer.evals.conditions import Prepared
+from kvxfer.evals.items import Item
+
+
+@dataclass(frozen=True)
+class Score:
+    """One item under one condition: nats of the right answer (summed), and whether it was chosen and generated."""
+
+    nats: float
+    correct: bool | None
+    generated: bool | None
+
+
+@torch.inference_mode()
+def token_log_likelihoods(
+    prepared: Prepared, continuation: Int64[Tensor, "batch tokens"]
+) -> Float[Tensor, "batch tokens"]:
+    """Log-probability of every token of a continuation of the prompt."""
+    ids = torch.cat([prepared.tail, continuation[:, :-1]], dim=1)
+    logits = prepared.model.logits(ids, prepared.past)[:, -continuation.shape[1] :]
+    chosen = continuation.to(logits.device)[..., None]
+    return torch.log_softmax(logits, dim=-1).gather(-1, chosen)[..., 0].cpu()
+
+
+def score(prepared: Prepared, items: list[Item], stop: int | None) -> list[Score]:
+    """Score items of one batch.
+
+    Args:
+        stop: the token that ends a free answer; None leaves free answers out.
+    """
+    if not items[0].candidates:
+        nats = -token_log_likelihoods(prepared, torch.tensor([item.answer for item in items])).double().sum(1)
+        return [Score(float(value), None, None) for value in nats]
+    sums = candidate_log_likelihoods(prepared, items)
+    right = torch.tensor([item.candidates.index(item.answer) for item in items])
+    nats = -sums[torch.arange(len(items)), right]
+    chosen = sums.argmax(1)
+    written = [None] * len(items) if stop is None else _generated(prepared, items, stop)
+    return [Score(float(n), bool(c), w) for n, c, w in zip(nats.double(), chosen == right, written, strict=True)]
+
+
+def candidate_log_likelihoods(prepared: Prepared, items: list[Item]) -> Float[Tensor, "batch candidates"]:
+    """Summed log-probability of every candidate answer; items with fewer candidates are filled with -inf."""
+    most = max(len(item.candidates) for item in items)
+    padded = torch.tensor([[item.candidates[min(n, len(item.candidates) - 1)] for n in range(most)] for item in items])
+    if padded.shape[-1] == 1:
+        # One token each: the same forward pass gives them all.
+        logits = prepared.model.logits(prepared.tail, prepared.past)[:, -1]
+        index = padded[..., 0].to(logits.device)
+        sums = torch.log_softmax(logits, dim=-1).gather(1, index).cpu()
+    else:
+        columns = [token_log_likelihoods(prepared, padded[:, n]).sum(1) for n in range(most)]
+        sums = torch.stack(columns, dim=1)
+    counts = torch.tensor([len(item.candidates) for item in items])
+    return sums.masked_fill(torch.arange(most) >= counts[:, None], -torch.inf)
+
+
+def _generated(prepared: Prepared, items: list[Item], stop: int) -> list[bool | None]:
+    length = len(items[0].answer)
+    tokens = prepared.model.generate(prepared.tail, prepared.past, length + 1, stop).tolist()
+    return [tuple(row) == (*item.answer, stop) for row, item in zip(tokens, items, strict=True)]
