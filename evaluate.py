@@ -1,0 +1,6 @@
+"""Measure what a map is worth: python evaluate.py pair=toy."""
+
+from kvxfer.cli import evaluate
+
+if __name__ == "__main__":
+    evaluate()

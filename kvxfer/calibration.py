@@ -1,0 +1,191 @@
+"""The calibration pass: both models read the same rows once, and the moments of every split are kept."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from kvxfer import rope
+from kvxfer.checkpoints import PassState
+from kvxfer.corpus import Rows
+from kvxfer.errors import KvxferError
+from kvxfer.features import DESIGNS, Features
+from kvxfer.hf import LoadedModel
+from kvxfer.kv import KV
+from kvxfer.moments import Layout
+from kvxfer.pairs import Pair, Side
+
+log = logging.getLogger("kvxfer")
+
+CALIBRATION_SPLITS = ("fit", "validation", "held_out")
+
+
+@dataclass(frozen=True)
+class CalibrationSpec:
+    """How a pass is made.
+
+    Args:
+        features: the richest design that a map fitted from these moments may use.
+        layers: candidate source layers, or None for all.
+        stride: every how many tokens one is kept.
+        batch_size: rows per forward pass.
+        probe_rows: validation rows whose content and queries are kept beside the moments (0: none).
+        probe_tokens: how much of each probe row is kept.
+        max_bad_rows: share of rows with a non-finite value above which the pass fails.
+        checkpoint_minutes: how often the state is saved (0: after every batch).
+    """
+
+    features: Features = field(default_factory=lambda: DESIGNS["same"])
+    layers: tuple[int, ...] | None = None
+    stride: int = 1
+    batch_size: int = 8
+    probe_rows: int = 0
+    probe_tokens: int = 256
+    max_bad_rows: float = 0.01
+    checkpoint_minutes: float = 5.0
+
+    def __post_init__(self) -> None:
+        for key, least in (("stride", 1), ("batch_size", 1), ("probe_rows", 0), ("probe_tokens", 1)):
+            if getattr(self, key) < least:
+                raise KvxferError(f"calibration.{key}={getattr(self, key)} must be {least} or more")
+        if not 0 <= self.max_bad_rows <= 1:
+            raise KvxferError(f"calibration.max_bad_rows={self.max_bad_rows} must be a share between 0 and 1")
+        if not self.checkpoint_minutes >= 0:
+            raise KvxferError(f"calibration.checkpoint_minutes={self.checkpoint_minutes} must be 0 or more")
+
+    def identity(self) -> dict[str, Any]:
+        """What decides the numbers."""
+        return {
+            "features": vars(self.features),
+            "layers": list(self.layers) if self.layers is not None else "all",
+            "stride": self.stride,
+            "batch_size": self.batch_size,
+            "probe": [self.probe_rows, self.probe_tokens] if self.probe_rows else None,
+            "max_bad_rows": self.max_bad_rows,
+        }
+
+    def source_layers(self, available: int) -> list[int]:
+        """The candidate source layers, checked against the source's depth."""
+        if self.layers is None:
+            return list(range(available))
+        bad = [layer for layer in self.layers if not 0 <= layer < available]
+        if bad or not self.layers:
+            raise KvxferError(f"calibration.layers={list(self.layers)}: the source has layers 0 to {available - 1}")
+        return sorted(set(self.layers))
+
+
+def layout_for(pair: Pair, spec: CalibrationSpec) -> Layout:
+    """What this pass keeps of this pair."""
+    source, target = pair.source.geometry, pair.target.geometry
+    return Layout.of(spec.features, spec.source_layers(source.layers), target.layers, source.kv_width, target.kv_heads)
+
+
+def kept_positions(length: int, skip_first: int, stride: int) -> Tensor:
+    """The positions of a row that enter the moments."""
+    return torch.arange(skip_first, length, stride)
+
+
+class Extractor:
+    """Content of the kept tokens of a batch, as blocks and outputs in a layout's order."""
+
+    def __init__(self, pair: Pair, layout: Layout, length: int, skip_first: int, stride: int) -> None:
+        self.pair, self.layout = pair, layout
+        self.kept = kept_positions(length, skip_first, stride)
+        self.angles = {which: pair.side(which).cos_sin(length) for which in ("source", "target")}
+
+    def _columns(self, which: Side, kv: KV, layer: int, kind: str, offset: int) -> Float[Tensor, "tokens width"]:
+        """One layer's kept tokens (or those ``-offset`` before them; zeros before the row's start)."""
+        model: LoadedModel = self.pair.side(which)
+        positions = (self.kept + offset).clamp_min(0).to(model.device)
+        tensor = getattr(kv, kind)[layer][:, :, positions].float()
+        if kind == "keys":
+            cos, sin = self.angles[which]
+            tensor = rope.strip(tensor, cos[positions], sin[positions], model.geometry.rotary.scaling)
+        tensor = tensor.transpose(1, 2).flatten(2)
+        if offset:
+            tensor = tensor * (self.kept + offset >= 0).to(tensor)[:, None]
+        return tensor.flatten(0, 1)
+
+    def __call__(
+        self, source: KV, target: KV
+    ) -> tuple[Float[Tensor, "tokens blocks width"], Float[Tensor, "tokens outputs width"]]:
+        """Features and outputs of rows that both models have read."""
+        x = [self._columns("source", source, b.layer, b.kind, b.offset) for b in self.layout.blocks]
+        y = [self._columns("target", target, layer, kind, 0) for layer, kind in self.layout.outputs]
+        # No float64 on Apple's GPUs; elsewhere products are taken where the tensors are.
+        products = "cpu" if self.pair.source.device.type == "mps" else self.pair.source.device
+        return torch.stack(x, dim=1).to(products), torch.stack(y, dim=1).to(products)
+
+
+def finite_rows(*caches: KV) -> Tensor:
+    """Which rows hold no NaN or infinity in any layer."""
+    good = torch.ones(caches[0].batch, dtype=torch.bool)
+    for kv in caches:
+        for tensor in (*kv.keys, *kv.values):
+            good &= torch.isfinite(tensor).flatten(1).all(1).cpu()
+    return good
+
+
+def accumulate(
+    pair: Pair,
+    rows: dict[str, Rows],
+    spec: CalibrationSpec,
+    skip_first: int,
+    work: Path,
+    home: str | torch.device,
+    advance: Any,
+) -> PassState:
+    """Run the pass (or the rest of a killed one) and leave one moments file per split in ``work``.
+
+    Order, batches and dtypes do not depend on when the pass was interrupted, so neither do the sums.
+    """
+    layout = layout_for(pair, spec)
+    length = next(iter(rows.values())).tokens.shape[1]
+    extract = Extractor(pair, layout, length, skip_first, spec.stride)
+    state = PassState.resume(work, layout, home, pair.target.geometry.vocabulary)
+    advance(state.tokens_read)
+    saved = time.monotonic()
+    for split in CALIBRATION_SPLITS[CALIBRATION_SPLITS.index(state.split) :] if state.split else ():
+        for start, ids in _batches(rows[split].tokens, spec.batch_size, state.next_row):
+            source, target = pair.source.prefill(ids), pair.target.prefill(ids)
+            good = finite_rows(source, target)
+            if not good.all():
+                state.bad_rows += [[split, start + int(i)] for i in torch.nonzero(~good).flatten()]
+                source, target, ids = source.rows(good), target.rows(good), ids[good]
+                _check_bad(state, spec, sum(len(r) for r in rows.values()))
+            state.moments.update(*extract(source, target))
+            if split == "fit":
+                for which, kv in (("source", source), ("target", target)):
+                    state.sinks[which].update(kv, ids)
+            state.next_row = min(start + spec.batch_size, len(rows[split]))
+            state.tokens_read += (state.next_row - start) * length
+            advance((state.next_row - start) * length)
+            if time.monotonic() - saved >= 60 * spec.checkpoint_minutes:
+                state.save()
+                saved = time.monotonic()
+        state.finish_split(CALIBRATION_SPLITS)
+    return state
+
+
+def _batches(tokens: Tensor, size: int, first: int) -> Iterator[tuple[int, Tensor]]:
+    for start in range(first, len(tokens), size):
+        yield start, tokens[start : start + size]
+
+
+def _check_bad(state: PassState, spec: CalibrationSpec, total: int) -> None:
+    share = len(state.bad_rows) / total
+    split, row = state.bad_rows[-1]
+    log.warning("row %d of split %s has a non-finite key or value and is skipped", row, split)
+    if share > spec.max_bad_rows:
+        raise KvxferError(
+            f"{len(state.bad_rows)} of {total} rows have non-finite keys or values, more than "
+            f"calibration.max_bad_rows={spec.max_bad_rows:g}: try pair.dtype=float32 or look at the rows in the log"
+        )

@@ -1,0 +1,146 @@
+"""The command line: compose a config, call a stage, and turn every mistake into one readable line."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import logging
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf.errors import OmegaConfBaseException
+
+from kvxfer.config import compose, config_directory, register, to_settings
+from kvxfer.errors import KvxferError
+from kvxfer.features import DESIGNS
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+log = logging.getLogger("kvxfer")
+
+
+def calibrate() -> None:
+    """Console script ``kvxfer-calibrate``."""
+    main("calibrate")
+
+
+def train() -> None:
+    """Console script ``kvxfer-train``."""
+    main("train")
+
+
+def evaluate() -> None:
+    """Console script ``kvxfer-evaluate``."""
+    main("evaluate")
+
+
+def demo() -> None:
+    """Console script ``kvxfer-demo``: evaluate every design of a pair; takes the overrides of ``evaluate.py``."""
+
+    def run(started: Callable[[], None]) -> None:
+        overrides = sys.argv[1:]
+        configs = {name: compose("evaluate", [*overrides, f"features={name}"]) for name in DESIGNS}
+        settings = {name: to_settings("evaluate", config) for name, config in configs.items()}
+        started()
+        for path in importlib.import_module("kvxfer.stages.compare").compare(settings):
+            print(path)
+
+    _guarded(run)
+
+
+def main(stage: str) -> None:
+    """Run a stage from the command line; exits with 1 and one line on a mistake in config or data.
+
+    HYDRA_FULL_ERROR=1 shows tracebacks.
+    """
+
+    def run(started: Callable[[], None]) -> None:
+        register()
+
+        def task(cfg: DictConfig) -> None:
+            started()
+            _run(stage, cfg)
+
+        hydra.main(version_base="1.3", config_path=str(config_directory()), config_name=stage)(task)()
+
+    _guarded(run)
+
+
+def _guarded(run: Callable[[Callable[[], None]], None]) -> None:
+    """Call ``run``; whatever goes wrong before it says that it has started is a mistake in the command."""
+    set_up_logging()
+    wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
+    # Hydra prints and exits by itself unless told to raise: raised errors can be told in one line.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    begun = threading.Event()
+    try:
+        run(begun.set)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception as error:
+        known = isinstance(error, KvxferError | HydraException | OmegaConfBaseException)
+        if wants_traceback or (begun.is_set() and not known):
+            raise
+        sys.exit(f"error: {one_line(error)}")
+
+
+def _run(stage: str, cfg: DictConfig) -> None:
+    """One job: heavy imports happen here, so that --help is quick."""
+    job = HydraConfig.get()
+    try:
+        settings = to_settings(stage, cfg, group=_group(job))
+        module = importlib.import_module(f"kvxfer.stages.{stage}")
+        result: Path | list[Path] = getattr(module, stage)(settings)
+    except Exception as error:
+        if job.mode == RunMode.MULTIRUN:
+            log.error("job %s (%s) failed: %s", job.job.num, " ".join(job.overrides.task), one_line(error))
+        raise
+    for path in result if isinstance(result, list) else [result]:
+        print(path)
+
+
+def _group(job: Any) -> str | None:
+    """All jobs of one sweep share a W&B group, also when the sweep is started again to go on."""
+    if job.mode != RunMode.MULTIRUN:
+        return None
+    digest = hashlib.sha256("\n".join(sorted(sys.argv[1:])).encode()).hexdigest()[:8]
+    return f"{job.job.config_name}-{digest}"
+
+
+def one_line(error: BaseException) -> str:
+    """An error's message without line breaks, and without Hydra's list of search paths."""
+    text = str(error).split("Config search path:")[0]
+    cause = error.__cause__
+    if isinstance(cause, OmegaConfBaseException | HydraException) and str(cause) not in text:
+        text += f": {str(cause).splitlines()[0]}"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if "Available options" in text:
+        first = next(i for i, line in enumerate(lines) if line.startswith("Available options"))
+        lines = [*lines[:first], f"{lines[first]} {', '.join(lines[first + 1 :])}"]
+    line = ". ".join(line.rstrip(".") for line in lines)
+    # A hint that would only make Hydra swallow the typo: keys are checked against the schema.
+    line = line.split(". To append to your config use")[0]
+    return line or type(error).__name__
+
+
+def set_up_logging() -> None:
+    """Plain messages of this package on stderr; results go to stdout."""
+    logger = logging.getLogger("kvxfer")
+    if logger.handlers:
+        return
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    warnings.filterwarnings("ignore", category=DeprecationWarning, module="wandb")

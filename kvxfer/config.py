@@ -1,0 +1,240 @@
+"""The typed schema of every config, and the way from it to plain dataclasses. Nothing else knows OmegaConf."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Union
+
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from kvxfer.errors import KvxferError
+
+if TYPE_CHECKING:
+    from kvxfer.stages.settings import CalibrateSettings, EvaluateSettings, TrainSettings
+
+Number = Union[int, float, str]  # noqa: UP007  (OmegaConf reads this form only)
+
+
+@dataclass
+class ModelConf:
+    """``pair.source`` and ``pair.target``."""
+
+    model: str = MISSING
+    revision: str = "main"
+
+
+@dataclass
+class PairConf:
+    """Group ``pair``."""
+
+    name: str = MISSING
+    source: ModelConf = field(default_factory=ModelConf)
+    target: ModelConf = field(default_factory=ModelConf)
+    dtype: str = "bfloat16"
+    device: str = "auto"
+    attention: str = "sdpa"
+    reverse: bool = False
+    k: int = 4
+    features: str = "same"
+
+
+@dataclass
+class RowsConf:
+    """``corpus.rows``."""
+
+    fit: int = 512
+    validation: int = 128
+    held_out: int = 64
+    evaluation: int = 64
+
+
+@dataclass
+class CorpusConf:
+    """Group ``corpus``."""
+
+    name: str = MISSING
+    kind: str = MISSING
+    length: int = MISSING
+    path: str | None = None
+    glob: str = "**/*"
+    column: str = "text"
+    dataset: str | None = None
+    subset: str | None = None
+    revision: str | None = None
+    rows: RowsConf = field(default_factory=RowsConf)
+    skip_first: int = 4
+    num_shards: int = 1
+    shard_index: int = 0
+    seed: int = 0
+
+
+@dataclass
+class CalibrationConf:
+    """Group ``calibration``."""
+
+    features: str = "auto"
+    layers: list[int] | None = None
+    stride: int = 1
+    batch_size: int = 8
+    probe_rows: int = 0
+    probe_tokens: int = 256
+    max_bad_rows: float = 0.01
+    checkpoint_minutes: float = 5.0
+
+
+@dataclass
+class FeaturesConf:
+    """Group ``features``."""
+
+    name: str = MISSING
+    kinds: str | None = None
+    previous: int | None = None
+
+
+@dataclass
+class SolverConf:
+    """Group ``solver``."""
+
+    name: str = MISSING
+    k: int = MISSING
+    selection: str = "shared"
+    selection_lam: float = 1e-3
+
+
+@dataclass
+class PenaltyConf:
+    """Group ``penalty``."""
+
+    name: str = MISSING
+    lam: Number = "auto"
+
+
+@dataclass
+class RankConf:
+    """Group ``rank``."""
+
+    name: str = MISSING
+
+
+@dataclass
+class PlanConf:
+    """Group ``plan``."""
+
+    name: str = MISSING
+    exact_first: int = 4
+    hold_back: int = 1
+
+
+@dataclass
+class EvalConf:
+    """Group ``eval``."""
+
+    name: str = MISSING
+    stories: int = 200
+    questions: int = 5
+    length: int | None = None
+    prefix: int | None = None
+    batch_size: int = 25
+    generate: bool = True
+    seed: int = 0
+
+
+@dataclass
+class LoggerConf:
+    """Group ``logger``."""
+
+    wandb: str = "offline"
+    project: str = "kvxfer"
+    entity: str | None = None
+    group: str | None = None
+    tags: list[str] = field(default_factory=list)
+    directory: str | None = None
+
+
+@dataclass
+class PathsConf:
+    """``paths``."""
+
+    outputs: str = "outputs"
+
+
+@dataclass
+class CalibrateConf:
+    """``calibrate.py``."""
+
+    pair: PairConf = field(default_factory=PairConf)
+    corpus: CorpusConf = field(default_factory=CorpusConf)
+    calibration: CalibrationConf = field(default_factory=CalibrationConf)
+    logger: LoggerConf = field(default_factory=LoggerConf)
+    paths: PathsConf = field(default_factory=PathsConf)
+    force: bool = False
+
+
+@dataclass
+class TrainConf(CalibrateConf):
+    """``train.py``."""
+
+    features: FeaturesConf = field(default_factory=FeaturesConf)
+    solver: SolverConf = field(default_factory=SolverConf)
+    penalty: PenaltyConf = field(default_factory=PenaltyConf)
+    rank: RankConf = field(default_factory=RankConf)
+    build_missing: bool = True
+
+
+@dataclass
+class EvaluateConf(TrainConf):
+    """``evaluate.py``."""
+
+    plan: PlanConf = field(default_factory=PlanConf)
+    eval: EvalConf = field(default_factory=EvalConf)
+    map: str | None = None
+
+
+SCHEMAS = {"calibrate": CalibrateConf, "train": TrainConf, "evaluate": EvaluateConf}
+
+
+def register() -> None:
+    """Make the schemas known to Hydra under ``base_<stage>``."""
+    for stage, schema in SCHEMAS.items():
+        ConfigStore.instance().store(name=f"base_{stage}", node=schema)
+
+
+def config_directory() -> Path:
+    """Where the YAML options are: beside the package in a checkout, inside it in a wheel."""
+    inside = Path(__file__).parent / "configs"
+    return inside if inside.is_dir() else Path(__file__).parent.parent / "configs"
+
+
+def compose(stage: str, overrides: list[str]) -> DictConfig:
+    """The config of a stage as its command line would compose it."""
+    register()
+    with initialize_config_dir(str(config_directory()), version_base="1.3"):
+        return hydra_compose(stage, overrides)
+
+
+def to_settings(
+    stage: str, cfg: DictConfig, group: str | None = None
+) -> CalibrateSettings | TrainSettings | EvaluateSettings:
+    """Plain, validated settings of a composed config.
+
+    Args:
+        group: the W&B group of a multirun; ``logger.group`` wins over it.
+
+    Raises:
+        KvxferError: a value is missing or makes no sense; the message names its key.
+    """
+    from kvxfer.stages import settings
+
+    try:
+        conf: Any = OmegaConf.to_object(cfg)
+    except OmegaConfBaseException as error:
+        raise KvxferError(" ".join(str(error).split())) from error
+    if conf.logger.group is None:
+        conf.logger.group = group
+    build = {"calibrate": settings.calibrate, "train": settings.train, "evaluate": settings.evaluate}
+    return build[stage](conf)

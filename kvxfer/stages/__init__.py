@@ -1,0 +1,1 @@
+"""What the entry points call: each stage is one question, one run directory."""

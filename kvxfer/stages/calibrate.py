@@ -1,0 +1,163 @@
+"""``calibrate.py``: the moments of a pair over a corpus, once."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from kvxfer.calibration import CALIBRATION_SPLITS, accumulate
+from kvxfer.checkpoints import PassState
+from kvxfer.corpus import Rows, load_rows
+from kvxfer.errors import KvxferError
+from kvxfer.loggers import RunLogger, open_loggers
+from kvxfer.moments import Moments
+from kvxfer.pairs import Pair, load_pair
+from kvxfer.planning import plan_pass
+from kvxfer.probe import PROBE, save_probe
+from kvxfer.progress import progress
+from kvxfer.runs import Run, open_run, read_json, run_id, write_json
+from kvxfer.solvers import Splits
+from kvxfer.stages.settings import CalibrateSettings
+
+log = logging.getLogger("kvxfer")
+
+REPORT = "calibration.json"
+
+
+def calibrate(settings: CalibrateSettings) -> Path:
+    """Make (or find) the moments and return their run's directory.
+
+    A share of the rows (``corpus.num_shards``) is a run of its own; the last share to finish merges them all.
+    """
+    path = _calibrate_share(settings)
+    if settings.corpus.num_shards == 1:
+        return path
+    return _merge_shares(settings) or path
+
+
+def calibration_id(settings: CalibrateSettings, shard: bool = False) -> str:
+    """The id of the calibration that these settings ask for."""
+    return run_id("calibrate", settings.calibration_config(shard), {})
+
+
+def load_splits(directory: Path) -> Splits:
+    """The moments of a finished calibration."""
+    return Splits(*(Moments.load(directory / f"{split}.safetensors") for split in CALIBRATION_SPLITS))
+
+
+def _calibrate_share(settings: CalibrateSettings) -> Path:
+    config = settings.calibration_config(shard=True)
+    with open_run(settings.outputs, "calibrate", config, {}, settings.force, resumable=True) as run:
+        if run.done:
+            log.info("calibration %s is there already: %s", run.id, run.path)
+            return run.path
+        columns, tags = settings.columns(), (settings.pair.label, settings.corpus.name)
+        name, group = f"{settings.pair.label}/calibrate", settings.logger.group or settings.pair.label
+        with open_loggers(
+            settings.logger, run.work, run.id, "calibrate", name, {**columns, **config}, group, tags
+        ) as out:
+            _run_pass(settings, run, out)
+        return run.commit()
+
+
+def _run_pass(settings: CalibrateSettings, run: Run, out: RunLogger) -> None:
+    corpus = settings.corpus
+    pair = load_pair(settings.pair)
+    pair.check_length(corpus.length, "corpus.length")
+    rows = {split: load_rows(corpus, pair.tokenizer, split) for split in CALIBRATION_SPLITS}
+    counts = {split: len(part) for split, part in rows.items()}
+    plan = plan_pass(pair, settings.calibration, counts, corpus.length, corpus.skip_first)
+    for line in plan.lines():
+        log.info(line)
+    total = sum(counts.values()) * corpus.length
+    with progress(f"calibrate {pair.name}", total, "tokens") as advance:
+        state = accumulate(pair, rows, settings.calibration, corpus.skip_first, run.work, plan.home, advance)
+    if settings.calibration.probe_rows:
+        probe = rows["validation"].tokens[: settings.calibration.probe_rows, : settings.calibration.probe_tokens]
+        save_probe(pair, probe, run.work / PROBE)
+    report = _report(pair, rows, state, corpus.skip_first)
+    _say(report)
+    write_json(run.work / REPORT, report)
+    _log(out, report)
+    state.clear()
+
+
+def _report(pair: Pair, rows: dict[str, Rows], state: PassState, skip_first: int) -> dict[str, Any]:
+    counts = {s: Moments.load(state.work / f"{s}.safetensors").count for s in CALIBRATION_SPLITS}
+    return {
+        "pair": pair.describe(),
+        "longest_context": pair.longest_context,
+        "rows": {split: len(part) for split, part in rows.items()},
+        "rows_sha256": {split: part.digest for split, part in rows.items()},
+        "kept_tokens": counts,
+        "skip_first": skip_first,
+        "skipped_rows": state.bad_rows,
+        "sinks": {which: counter.report(pair.tokenizer) for which, counter in state.sinks.items()},
+    }
+
+
+def _say(report: dict[str, Any]) -> None:
+    for which, sinks in report["sinks"].items():
+        positions = ", ".join(f"{p['position']} ({p['largest_ratio']:.0f}x)" for p in sinks["positions"]) or "none"
+        tokens = ", ".join(repr(t["token"]) for t in sinks["tokens"][:8]) or "none"
+        log.info("outlier norms in the %s: positions %s; tokens %s", which, positions, tokens)
+        late = [p["position"] for p in sinks["positions"] if p["position"] >= report["skip_first"]]
+        if late:
+            log.warning(
+                "position %d of the %s is an outlier and enters the moments: corpus.skip_first=%d would leave it out",
+                late[-1],
+                which,
+                late[-1] + 1,
+            )
+    if report["skipped_rows"]:
+        log.warning("%d rows with non-finite values were skipped", len(report["skipped_rows"]))
+
+
+def _log(out: RunLogger, report: dict[str, Any]) -> None:
+    kept = {f"calibrate/kept_tokens/{split}": count for split, count in report["kept_tokens"].items()}
+    out.metrics({**kept, "calibrate/skipped_rows": len(report["skipped_rows"])})
+    found = [
+        [which, p["position"], round(p["share"], 3), round(p["largest_ratio"], 2)]
+        for which, sinks in report["sinks"].items()
+        for p in sinks["positions"]
+    ]
+    out.table("outlier_positions", ["model", "position", "share", "largest_ratio"], found)
+
+
+def _merge_shares(settings: CalibrateSettings) -> Path | None:
+    """Merge all shares into the run of the whole corpus, once all of them are there."""
+    shares = [
+        replace(settings, corpus=replace(settings.corpus, shard_index=i)) for i in range(settings.corpus.num_shards)
+    ]
+    folders = [settings.outputs / "calibrate" / calibration_id(share, shard=True) for share in shares]
+    missing = [i for i, folder in enumerate(folders) if not folder.is_dir()]
+    if missing:
+        log.info("shares %s are missing; the last one to finish merges them", ", ".join(map(str, missing)))
+        return None
+    config = settings.calibration_config(shard=False)
+    with open_run(settings.outputs, "calibrate", config, {}, settings.force) as run:
+        if run.done:
+            return run.path
+        for split in CALIBRATION_SPLITS:
+            merged = Moments.load(folders[0] / f"{split}.safetensors")
+            for folder in folders[1:]:
+                merged = merged.merge(Moments.load(folder / f"{split}.safetensors"))
+            merged.save(run.work / f"{split}.safetensors")
+        reports = [read_json(folder / REPORT) for folder in folders]
+        write_json(run.work / REPORT, _merged_report(reports, run.work))
+        log.info("merged %d shares", len(folders))
+        return run.commit(merged_from=[folder.name for folder in folders])
+
+
+def _merged_report(reports: list[dict[str, Any]], work: Path) -> dict[str, Any]:
+    first = reports[0]
+    if any(report["pair"] != first["pair"] for report in reports):
+        raise KvxferError("the shares were calibrated with different checkpoints: run them again with force=true")
+    total = {split: sum(report["rows"][split] for report in reports) for split in CALIBRATION_SPLITS}
+    kept = {split: Moments.load(work / f"{split}.safetensors").count for split in CALIBRATION_SPLITS}
+    skipped = [row for report in reports for row in report["skipped_rows"]]
+    sinks = {f"{which} (share {i})": s for i, report in enumerate(reports) for which, s in report["sinks"].items()}
+    merged = {"rows": total, "kept_tokens": kept, "skipped_rows": skipped, "sinks": sinks}
+    return {**first, **merged, "rows_sha256": [report["rows_sha256"] for report in reports]}

@@ -1,0 +1,115 @@
+"""``train.py``: a map from moments, with no model in memory."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from kvxfer.errors import KvxferError
+from kvxfer.evals.figures import r2_heatmap
+from kvxfer.loggers import RunLogger, open_loggers
+from kvxfer.maps import MANIFEST, TENSORS, CacheMap
+from kvxfer.progress import progress
+from kvxfer.runs import RECORD, Run, open_run, read_json, run_id, write_json
+from kvxfer.solvers import Fit, Splits
+from kvxfer.stages.calibrate import REPORT, calibrate, calibration_id, load_splits
+from kvxfer.stages.settings import TrainSettings
+
+log = logging.getLogger("kvxfer")
+
+DIAGNOSTICS, SELECTION, HEATMAP = "diagnostics.json", "selection.json", "r2.png"
+_RARE_TOKENS = 5
+
+
+def train(settings: TrainSettings) -> Path:
+    """Fit (or find) the map and return its run's directory, which is the artifact."""
+    with open_run(
+        settings.outputs, "train", settings.solver_config, {"calibrate": calibration_id(settings)}, settings.force
+    ) as run:
+        if run.done:
+            log.info("map %s is there already: %s", run.id, run.path)
+            return run.path
+        moments = find_calibration(settings)
+        columns, config = settings.columns(), settings.solver_config
+        about = {**columns, **config, "inputs": {"calibrate": moments.name}}
+        name = f"{columns['pair']}/{columns['features']}-{columns['solver']}-{columns['penalty']}-{columns['rank']}"
+        tags = tuple(str(columns[key]) for key in ("pair", "solver", "penalty", "rank", "features"))
+        group = settings.logger.group or settings.pair.label
+        with open_loggers(settings.logger, run.work, run.id, "train", name, about, group, tags) as out:
+            _fit(settings, run, moments, out)
+        return run.commit()
+
+
+def train_id(settings: TrainSettings) -> str:
+    """The id of the map that these settings ask for."""
+    return run_id("train", settings.solver_config, {"calibrate": calibration_id(settings)})
+
+
+def find_calibration(settings: TrainSettings) -> Path:
+    """The calibration's directory, made now if it is missing and ``build_missing`` allows it."""
+    path = settings.outputs / "calibrate" / calibration_id(settings)
+    if (path / RECORD).is_file():
+        return path
+    if not settings.build_missing:
+        raise KvxferError(
+            f"no calibration {path.name} in {path.parent}: run calibrate.py with the same pair, corpus and calibration "
+            "settings, or set build_missing=true"
+        )
+    log.info("calibration %s is missing and is made first", path.name)
+    return calibrate(replace(settings, force=False))
+
+
+def _fit(settings: TrainSettings, run: Run, moments: Path, out: RunLogger) -> None:
+    splits = load_splits(moments)
+    calibration = read_json(moments / REPORT)
+    with progress("fit", settings.solver.steps(splits.fit), "fits") as advance:
+        fit = settings.solver.fit(splits, lambda: advance(1))
+    _warn(fit, splits)
+    manifest = {
+        "pair": calibration["pair"],
+        **settings.solver_config,
+        "longest_context": calibration["longest_context"],
+        "run_id": run.id,
+        "calibration": moments.name,
+        "kept_tokens": calibration["kept_tokens"]["fit"],
+    }
+    fitted = CacheMap(fit.layers, manifest).save(run.work)
+    selection = fit.selection.to_dict()
+    write_json(run.work / DIAGNOSTICS, {"layers": fit.diagnostics, "curves": fit.curves})
+    write_json(run.work / SELECTION, selection)
+    r2_heatmap(selection, run.work / HEATMAP)
+    _log(out, run, fit, fitted)
+
+
+def _warn(fit: Fit, splits: Splits) -> None:
+    raised = [f"{d['kind']} of layer {d['layer']}" for d in fit.diagnostics if d["raised"]]
+    if raised:
+        log.warning("penalty.lam had to be raised to keep the Gram positive definite: %s", ", ".join(raised))
+    edge = sum(d["at_grid_edge"] for d in fit.diagnostics)
+    if edge:
+        log.warning("%d of %d chosen λ lie on the edge of the grid", edge, len(fit.diagnostics))
+    most = max(d["features"] for d in fit.diagnostics)
+    if splits.fit.count < _RARE_TOKENS * most:
+        log.warning(
+            "%d kept tokens for %d features: fewer than %d a feature, so the map may not carry over to other text; "
+            "raise corpus.rows.fit, or lower solver.k",
+            splits.fit.count,
+            most,
+            _RARE_TOKENS,
+        )
+
+
+def _log(out: RunLogger, run: Run, fit: Fit, fitted: CacheMap) -> None:
+    summary: dict[str, Any] = {"fit/parameters": fitted.parameters, "fit/flops_per_token": fitted.flops_per_token}
+    for kind in ("keys", "values"):
+        rows = [d for d in fit.diagnostics if d["kind"] == kind]
+        for split in ("fit", "validation", "held_out"):
+            summary[f"fit/r2_{split}_{kind}"] = sum(d[f"r2_{split}"] for d in rows) / len(rows)
+        log.info("mean held-out R² of %s: %.3f", kind, summary[f"fit/r2_held_out_{kind}"])
+    out.metrics(summary)
+    columns = list(fit.diagnostics[0])
+    out.table("per_layer", columns, [[record[c] for c in columns] for record in fit.diagnostics])
+    out.figure("r2", run.work / HEATMAP)
+    out.artifact(f"map-{run.id}", "kv-map", [run.work / MANIFEST, run.work / TENSORS], {"map": fitted.hash})
