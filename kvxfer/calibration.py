@@ -19,7 +19,7 @@ from kvxfer.corpus import Rows
 from kvxfer.errors import KvxferError
 from kvxfer.features import DESIGNS, Features
 from kvxfer.hf import LoadedModel
-from kvxfer.kv import KV
+from kvxfer.kv import KV, LayerTensors
 from kvxfer.moments import Layout
 from kvxfer.pairs import Pair, Side
 
@@ -37,6 +37,7 @@ class CalibrationSpec:
         layers: candidate source layers, or None for all.
         stride: every how many tokens one is kept.
         batch_size: rows per forward pass.
+        metrics: keep the queries' moments, for penalties, ranks and criteria that weigh errors by attention.
         probe_rows: validation rows whose content and queries are kept beside the moments (0: none).
         probe_tokens: how much of each probe row is kept.
         max_bad_rows: share of rows with a non-finite value above which the pass fails.
@@ -47,6 +48,7 @@ class CalibrationSpec:
     layers: tuple[int, ...] | None = None
     stride: int = 1
     batch_size: int = 8
+    metrics: bool = True
     probe_rows: int = 0
     probe_tokens: int = 256
     max_bad_rows: float = 0.01
@@ -68,6 +70,7 @@ class CalibrationSpec:
             "layers": list(self.layers) if self.layers is not None else "all",
             "stride": self.stride,
             "batch_size": self.batch_size,
+            "metrics": self.metrics,
             "probe": [self.probe_rows, self.probe_tokens] if self.probe_rows else None,
             "max_bad_rows": self.max_bad_rows,
         }
@@ -114,6 +117,13 @@ class Extractor:
             tensor = tensor * (self.kept + offset >= 0).to(tensor)[:, None]
         return tensor.flatten(0, 1)
 
+    def queries(self, rotated: LayerTensors) -> LayerTensors:
+        """The target's content queries of the kept tokens."""
+        kept = self.kept.to(self.pair.target.device)
+        cos, sin = (angles[kept] for angles in self.angles["target"])
+        scaling = self.pair.target.geometry.rotary.scaling
+        return [rope.strip(query[:, :, kept], cos, sin, scaling) for query in rotated]
+
     def __call__(
         self, source: KV, target: KV
     ) -> tuple[Float[Tensor, "tokens blocks width"], Float[Tensor, "tokens outputs width"]]:
@@ -123,6 +133,11 @@ class Extractor:
         # No float64 on Apple's GPUs; elsewhere products are taken where the tensors are.
         products = "cpu" if self.pair.source.device.type == "mps" else self.pair.source.device
         return torch.stack(x, dim=1).to(products), torch.stack(y, dim=1).to(products)
+
+
+def _target_pass(pair: Pair, ids: Tensor, with_queries: bool) -> tuple[KV, LayerTensors]:
+    """The target's cache, and each layer's rotated queries if they are wanted."""
+    return pair.target.queries(ids) if with_queries else (pair.target.prefill(ids), [])
 
 
 def finite_rows(*caches: KV) -> Tensor:
@@ -150,18 +165,22 @@ def accumulate(
     layout = layout_for(pair, spec)
     length = next(iter(rows.values())).tokens.shape[1]
     extract = Extractor(pair, layout, length, skip_first, spec.stride)
-    state = PassState.resume(work, layout, home, pair.target.geometry.vocabulary)
+    state = PassState.resume(work, layout, home, pair.target.geometry)
     advance(state.tokens_read)
     saved = time.monotonic()
     for split in CALIBRATION_SPLITS[CALIBRATION_SPLITS.index(state.split) :] if state.split else ():
         for start, ids in _batches(rows[split].tokens, spec.batch_size, state.next_row):
-            source, target = pair.source.prefill(ids), pair.target.prefill(ids)
+            source = pair.source.prefill(ids)
+            target, queries = _target_pass(pair, ids, spec.metrics and split == "fit")
             good = finite_rows(source, target)
             if not good.all():
+                queries = [query[good] for query in queries]
                 state.bad_rows += [[split, start + int(i)] for i in torch.nonzero(~good).flatten()]
                 source, target, ids = source.rows(good), target.rows(good), ids[good]
                 _check_bad(state, spec, sum(len(r) for r in rows.values()))
             state.moments.update(*extract(source, target))
+            if queries:
+                state.queries.update(extract.queries(queries))
             if split == "fit":
                 for which, kv in (("source", source), ("target", target)):
                     state.sinks[which].update(kv, ids)

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from kvxfer.geometry import Geometry
+from kvxfer.metrics import QueryMoments
 from kvxfer.moments import Layout, Moments
 from kvxfer.runs import read_json, write_json
 from kvxfer.sinks import SinkCounter
@@ -27,6 +29,7 @@ class PassState:
     home: str | torch.device
     moments: Moments
     sinks: dict[str, SinkCounter]
+    queries: QueryMoments
     split: str | None = "fit"
     next_row: int = 0
     tokens_read: int = 0
@@ -34,10 +37,11 @@ class PassState:
     number: int = 0
 
     @staticmethod
-    def resume(work: Path, layout: Layout, home: str | torch.device, vocabulary: int) -> PassState:
+    def resume(work: Path, layout: Layout, home: str | torch.device, target: Geometry) -> PassState:
         """The last saved state, or a fresh one."""
-        sinks = {which: SinkCounter(vocabulary) for which in ("source", "target")}
-        state = PassState(work, layout, home, Moments(layout, home), sinks)
+        sinks = {which: SinkCounter(target.vocabulary) for which in ("source", "target")}
+        queries = QueryMoments(target.layers, target.kv_heads, target.head_dim)
+        state = PassState(work, layout, home, Moments(layout, home), sinks, queries)
         if not (work / _POINTER).exists():
             return state
         saved = read_json(work / _POINTER)
@@ -46,6 +50,7 @@ class PassState:
         folder = work / f"checkpoint-{state.number}"
         for which, counter in sinks.items():
             counter.restore(load_file(folder / f"sinks.{which}.safetensors"))
+        queries.restore(load_file(folder / "queries.safetensors"))
         if state.next_row:
             state.moments = Moments.load(folder / "moments.safetensors", home)
         return state
@@ -58,6 +63,7 @@ class PassState:
         folder.mkdir()
         for which, counter in self.sinks.items():
             save_file(counter.state(), folder / f"sinks.{which}.safetensors")
+        save_file(self.queries.state(), folder / "queries.safetensors")
         if self.next_row:
             self.moments.save(folder / "moments.safetensors")
         names = ("split", "next_row", "tokens_read", "bad_rows", "number")

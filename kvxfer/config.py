@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
@@ -81,6 +81,7 @@ class CalibrationConf:
     layers: list[int] | None = None
     stride: int = 1
     batch_size: int = 8
+    metrics: bool = True
     probe_rows: int = 0
     probe_tokens: int = 256
     max_bad_rows: float = 0.01
@@ -101,9 +102,12 @@ class SolverConf:
     """Group ``solver``."""
 
     name: str = MISSING
-    k: int = MISSING
+    k: Number = MISSING
+    method: str = "topk"
     selection: str = "shared"
     selection_lam: float = 1e-3
+    criterion: str = "r2"
+    pool: int = 6
 
 
 @dataclass
@@ -112,6 +116,7 @@ class PenaltyConf:
 
     name: str = MISSING
     lam: Number = "auto"
+    alpha: Number | None = None
 
 
 @dataclass
@@ -119,6 +124,8 @@ class RankConf:
     """Group ``rank``."""
 
     name: str = MISSING
+    r: Number | None = None
+    metric: Optional[str] = None  # noqa: UP045  (as the line above)
 
 
 @dataclass

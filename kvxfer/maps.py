@@ -14,9 +14,10 @@ from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from kvxfer.errors import KvxferError
-from kvxfer.features import Block
+from kvxfer.features import KINDS, Block
 from kvxfer.moments import Output
 from kvxfer.runs import file_sha256, read_json, write_json
 from kvxfer.solvers.base import LinearLayer
@@ -35,7 +36,13 @@ class CacheMap:
     @property
     def parameters(self) -> int:
         """Numbers in the map."""
-        return sum(layer.weight.numel() + layer.bias.numel() for layer in self.layers.values())
+        return sum(layer.parameters for layer in self.layers.values())
+
+    @property
+    def form(self) -> str:
+        """What the tensors are: full-head or head-local weights, whole or in two factors."""
+        layer = next(iter(self.layers.values()))
+        return ("full_head" if layer.groups == 1 else "head_local") + ("" if layer.right is None else "_low_rank")
 
     @property
     def bytes(self) -> int:
@@ -45,7 +52,7 @@ class CacheMap:
     @property
     def flops_per_token(self) -> float:
         """FLOPs to map one token: two per weight, one per bias."""
-        return float(sum(2 * layer.weight.numel() + layer.bias.numel() for layer in self.layers.values()))
+        return float(sum(layer.flops for layer in self.layers.values()))
 
     @property
     def hash(self) -> str:
@@ -59,12 +66,14 @@ class CacheMap:
         for (layer, kind), part in self.layers.items():
             tensors[f"{kind}.{layer}.weight"] = part.weight.contiguous()
             tensors[f"{kind}.{layer}.bias"] = part.bias.contiguous()
+            if part.right is not None:
+                tensors[f"{kind}.{layer}.right"] = part.right.contiguous()
         save_file(tensors, directory / TENSORS, metadata={"format": "pt"})
         blocks = {f"{k}.{layer}": [b.name for b in part.blocks] for (layer, k), part in self.layers.items()}
         manifest = {
             **self.manifest,
             "schema": SCHEMA,
-            "form": "linear",
+            "form": self.form,
             "dtype": "float32",
             "blocks": blocks,
             "parameters": self.parameters,
@@ -83,6 +92,8 @@ class CacheMap:
         if not (directory / MANIFEST).is_file() or not (directory / TENSORS).is_file():
             raise KvxferError(f"{directory} holds no map ({MANIFEST} and {TENSORS} are expected)")
         manifest = read_json(directory / MANIFEST)
+        if not isinstance(manifest, dict):
+            raise KvxferError(f"{directory / MANIFEST} is no manifest of a map: train again with force=true")
         if manifest.get("schema") != SCHEMA:
             raise KvxferError(
                 f"{directory}: map schema {manifest.get('schema')} is not {SCHEMA}, the one this version reads"
@@ -94,24 +105,39 @@ class CacheMap:
                 "manifest gives: the map is damaged or was altered"
             )
         try:
-            tensors = load_file(directory / TENSORS)
-            layers = {}
-            for name, blocks in manifest["blocks"].items():
-                kind, _, layer = name.partition(".")
-                parts = tuple(Block.parse(block) for block in blocks)
-                layers[int(layer), kind] = LinearLayer(parts, tensors[f"{name}.weight"], tensors[f"{name}.bias"])
-        except (KeyError, ValueError, AttributeError, SafetensorError) as error:
+            layers = _layers(manifest["blocks"], load_file(directory / TENSORS))
+        except (KeyError, ValueError, TypeError, AttributeError, KvxferError, SafetensorError) as error:
             raise KvxferError(f"{directory / MANIFEST} does not describe its tensors ({error})") from error
         return CacheMap(layers, manifest)
 
     def require(self, pair: Mapping[str, Any]) -> None:
         """Refuse a pair that is not the one this map was fitted for, naming the first field that differs."""
-        _require_equal(self.manifest["pair"], pair, "pair")
+        _require_equal(self.manifest.get("pair"), pair, "pair")
 
     def add_evidence(self, directory: Path, name: str, evidence: dict[str, Any]) -> None:
         """Keep a result about this map beside it."""
         (directory / EVIDENCE).mkdir(exist_ok=True)
         write_json(directory / EVIDENCE / f"{name}.json", {"map": self.hash, **evidence})
+
+
+def _layers(named: Any, tensors: dict[str, Tensor]) -> dict[Output, LinearLayer]:
+    """The layers that a manifest's blocks and the tensors make up: all of them, each of its blocks' width."""
+    layers = {}
+    for name, blocks in named.items():
+        kind, _, layer = name.partition(".")
+        parts = tuple(Block.parse(str(block)) for block in blocks)
+        weight, bias, right = tensors[f"{name}.weight"], tensors[f"{name}.bias"], tensors.get(f"{name}.right")
+        groups, features, inner = weight.shape
+        last = inner if right is None else right.shape[-1]
+        if (groups * features, groups * last) != (len(parts) * len(bias), len(bias)):
+            raise ValueError(f"{name}: {len(parts)} blocks do not fit a weight of {tuple(weight.shape)}")
+        if right is not None and right.shape[:2] != (groups, inner):
+            raise ValueError(f"{name}: factors of {tuple(weight.shape)} and {tuple(right.shape)} do not fit")
+        layers[int(layer), kind] = LinearLayer(parts, weight, bias, right)
+    biases = sum(name.endswith(".bias") for name in tensors)
+    if not layers or set(layers) != {(layer, kind) for layer in range(biases // len(KINDS)) for kind in KINDS}:
+        raise ValueError(f"{len(layers)} layers and kinds of {biases}")
+    return layers
 
 
 def _require_equal(ours: Any, theirs: Any, where: str) -> None:

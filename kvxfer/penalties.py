@@ -2,13 +2,62 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from kvxfer.errors import KvxferError
+from kvxfer.linalg import Gram
+from kvxfer.metrics import Metric
 
 LAM_GRID = tuple(10.0**power for power in range(-9, 1))
 """What ``penalty.lam=auto`` chooses from, on the validation split."""
+
+ALPHA_GRID = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""What ``penalty.alpha=auto`` chooses from."""
+
+Setting = dict[str, float]
+
+
+class Penalty(Protocol):
+    """How a solve is penalised."""
+
+    name: str
+
+    @property
+    def candidates(self) -> tuple[Setting, ...]:
+        """The settings to try; the best on the validation split is kept."""
+        ...
+
+    @property
+    def needs_metric(self) -> bool:
+        """Whether ``solve`` reads the output's metric."""
+        ...
+
+    def solve(
+        self, gram: Gram, right: Float[Tensor, "features columns"], setting: Setting, heads: list[int], metric: Any
+    ) -> tuple[Float[Tensor, "features columns"], float]:
+        """The weight of one output's columns under a setting, and the λ that was used."""
+        ...
+
+    def to_dict(self) -> dict[str, object]:
+        """For manifests: the option, its values and the convention."""
+        ...
+
+
+def _lams(lam: float | str) -> tuple[float, ...]:
+    known = lam == "auto" if isinstance(lam, str) else math.isfinite(lam) and lam >= 0
+    if not known:
+        raise KvxferError(f"penalty.lam={lam} must be a number of 0 or more, or auto")
+    return LAM_GRID if isinstance(lam, str) else (float(lam),)
+
+
+_CONVENTION = "relative to the mean diagonal of the centred Gram"
 
 
 @dataclass(frozen=True)
@@ -18,24 +67,78 @@ class Isotropic:
     Args:
         lam: λ relative to the mean diagonal of the centred Gram (so 0.001 is a thousandth of a feature's mean
             variance), or ``auto``: chosen for every target layer and kind on the validation split.
+        alpha: not read; it is there so that grids over both penalties compose.
     """
 
     lam: float | str = "auto"
+    alpha: float | str | None = None
     name: str = "isotropic"
+    needs_metric = False
 
     def __post_init__(self) -> None:
-        known = self.lam == "auto" if isinstance(self.lam, str) else math.isfinite(self.lam) and self.lam >= 0
-        if not known:
-            raise KvxferError(f"penalty.lam={self.lam} must be a number of 0 or more, or auto")
+        _lams(self.lam)
 
     @property
-    def candidates(self) -> tuple[float, ...]:
-        """The λ to try."""
-        return LAM_GRID if isinstance(self.lam, str) else (float(self.lam),)
+    def candidates(self) -> tuple[Setting, ...]:
+        """Every λ to try."""
+        return tuple({"lam": lam} for lam in _lams(self.lam))
+
+    def solve(
+        self, gram: Gram, right: Float[Tensor, "features columns"], setting: Setting, heads: list[int], metric: Any
+    ) -> tuple[Float[Tensor, "features columns"], float]:
+        """One Cholesky factorisation for all columns."""
+        return gram.ridge(right, setting["lam"])
 
     def to_dict(self) -> dict[str, object]:
         """For manifests: the option, its value and the convention."""
-        return {"name": self.name, "lam": self.lam, "convention": "relative to the mean diagonal of the centred Gram"}
+        return {"name": self.name, "lam": self.lam, "convention": _CONVENTION}
 
 
-PENALTIES = {"isotropic": Isotropic}
+@dataclass(frozen=True)
+class Attention:
+    """A penalty that is light where the target's attention looks: λ / Λⱼ^α in the eigenbasis of the output's metric.
+
+    Minimises the sum of squared errors plus the penalty; α = 0 is ridge exactly. Λ has mean 1 per head.
+
+    Args:
+        lam: as for ridge.
+        alpha: 0 to 1, or ``auto``.
+    """
+
+    lam: float | str = "auto"
+    alpha: float | str = "auto"
+    name: str = "attention"
+    needs_metric = True
+
+    def __post_init__(self) -> None:
+        _lams(self.lam)
+        known = self.alpha == "auto" if isinstance(self.alpha, str) else 0 <= self.alpha <= 1
+        if not known:
+            raise KvxferError(f"penalty.alpha={self.alpha} must be a number from 0 to 1, or auto")
+
+    @property
+    def candidates(self) -> tuple[Setting, ...]:
+        """Every λ with every α; equal scores favour the smaller α."""
+        alphas = ALPHA_GRID if isinstance(self.alpha, str) else (float(self.alpha),)
+        return tuple({"lam": lam, "alpha": alpha} for alpha, lam in itertools.product(alphas, _lams(self.lam)))
+
+    def solve(
+        self, gram: Gram, right: Float[Tensor, "features columns"], setting: Setting, heads: list[int], metric: Metric
+    ) -> tuple[Float[Tensor, "features columns"], float]:
+        """Rotate the columns of each head into its metric's eigenbasis, solve, rotate back."""
+        if setting["alpha"] == 0:
+            return gram.ridge(right, setting["lam"])
+        values, vectors = metric.eigen
+        dim = values.shape[-1]
+        rotation = torch.block_diag(*vectors[heads])
+        lams = setting["lam"] / values[heads].flatten() ** setting["alpha"]
+        if right.shape[1] != len(heads) * dim:
+            raise KvxferError(f"a metric of {len(heads)} heads of {dim} does not fit {right.shape[1]} output columns")
+        return gram.ridge_per_column(right @ rotation, lams) @ rotation.T, setting["lam"]
+
+    def to_dict(self) -> dict[str, object]:
+        """For manifests: the option, its values and the convention."""
+        return {"name": self.name, "lam": self.lam, "alpha": self.alpha, "convention": _CONVENTION}
+
+
+PENALTIES = {"isotropic": Isotropic, "attention": Attention}

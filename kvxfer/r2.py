@@ -1,13 +1,18 @@
-"""Held-out R² of a linear map, from moments alone."""
+"""Held-out quality of a linear map, from moments alone."""
 
 from __future__ import annotations
+
+from copy import copy
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from kvxfer.features import Block
+from kvxfer.metrics import Metrics
 from kvxfer.moments import Moments, Output
+
+_TINY = torch.finfo(torch.float64).tiny
 
 
 class HeldOut:
@@ -20,11 +25,23 @@ class HeldOut:
     """
 
     def __init__(self, moments: Moments, blocks: tuple[Block, ...], outputs: list[Output]) -> None:
+        self.outputs = outputs
         self.count = moments.count
         self.gram, self.cross = moments.design(blocks), moments.targets(blocks, outputs)
         self.mean_x, self.mean_y = moments.mean_of(blocks), moments.mean_target(outputs)
         self.total = moments.variance_target(outputs)
+        self.square = moments.centred_square()[[moments.layout.outputs.index(o) for o in outputs]]
         self.shape = (len(outputs), moments.layout.heads, moments.layout.dim)
+
+    def only(self, n: int) -> HeldOut:
+        """The same design with output n alone."""
+        single = copy(self)
+        width = self.shape[1] * self.shape[2]
+        columns = slice(n * width, (n + 1) * width)
+        single.outputs, single.shape = self.outputs[n : n + 1], (1, *self.shape[1:])
+        single.cross, single.square = self.cross[:, columns], self.square[n : n + 1]
+        single.mean_y, single.total = self.mean_y[columns], self.total[columns]
+        return single
 
     def residual(
         self, weight: Float[Tensor, "features columns"], bias: Float[Tensor, " columns"]
@@ -45,4 +62,33 @@ class HeldOut:
         Totals are about the mean of these moments. Summing within a head keeps columns of tiny variance from ruling.
         """
         residual, total = (x.view(self.shape).sum(-1) for x in (self.residual(weight, bias), self.total))
-        return (1 - residual / total.clamp_min(torch.finfo(torch.float64).tiny)).mean(-1)
+        return (1 - residual / total.clamp_min(_TINY)).mean(-1)
+
+    def metric_r2(
+        self, weight: Float[Tensor, "features columns"], bias: Float[Tensor, " columns"], metrics: Metrics
+    ) -> Float[Tensor, " outputs"]:
+        """The same in the outputs' metric M: 1 - tr(M residual) / tr(M total) of each head, averaged over heads."""
+        scores = []
+        dim = self.shape[2]
+        offset = self.mean_x @ weight + bias - self.mean_y
+        for n, output in enumerate(self.outputs):
+            metric = metrics.by_output[output].matrix
+            per_head = []
+            for head in range(self.shape[1]):
+                columns = slice((n * self.shape[1] + head) * dim, (n * self.shape[1] + head + 1) * dim)
+                w, c, o = weight[:, columns], self.cross[:, columns], offset[columns]
+                half = w.T @ c
+                error = self.square[n, head] - half - half.T + w.T @ self.gram @ w + self.count * torch.outer(o, o)
+                total = (metric[head] * self.square[n, head]).sum().clamp_min(_TINY)
+                per_head.append(1 - (metric[head] * error).sum() / total)
+            scores.append(torch.stack(per_head).mean())
+        return torch.stack(scores)
+
+    def score(
+        self,
+        weight: Float[Tensor, "features columns"],
+        bias: Float[Tensor, " columns"],
+        metrics: Metrics | None,
+    ) -> Float[Tensor, " outputs"]:
+        """R², in the outputs' metrics if they are given."""
+        return self.r2(weight, bias) if metrics is None else self.metric_r2(weight, bias, metrics)

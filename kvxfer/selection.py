@@ -10,10 +10,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kvxfer.errors import KvxferError
-from kvxfer.features import KINDS, Features
-from kvxfer.linalg import solve_ridge
-from kvxfer.moments import Moments, Output
-from kvxfer.r2 import HeldOut
+from kvxfer.features import KINDS
+from kvxfer.moments import Output
+
+Scorer = Callable[[str, tuple[int, ...]], Float[Tensor, " targets"]]
+"""Held-out score of every target layer's keys (or values) when it reads some source layers."""
+
+METHODS = ("topk", "greedy", "all")
 
 
 @dataclass(frozen=True)
@@ -35,48 +38,70 @@ class Selection:
 
 
 def single_layer_scores(
-    fit: Moments,
-    validation: Moments,
-    features: Features,
-    candidates: list[int],
-    lam: float,
-    advance: Callable[[], None] = lambda: None,
+    scorer: Scorer, candidates: list[int], advance: Callable[[], None]
 ) -> dict[str, Float[Tensor, "targets candidates"]]:
-    """Held-out R² of every target layer from each source layer alone.
-
-    A source layer's Gram is factored once for all target layers, and both kinds where they read the same blocks.
-    """
+    """The score of every target layer from each source layer alone."""
     scores: dict[str, list[Tensor]] = {kind: [] for kind in KINDS}
     for layer in candidates:
-        for blocks in dict.fromkeys(features.blocks(kind, [layer]) for kind in KINDS):
-            kinds = [kind for kind in KINDS if features.blocks(kind, [layer]) == blocks]
-            outputs = [output for kind in kinds for output in fit.layout.outputs if output[1] == kind]
-            weight, _ = solve_ridge(fit.design(blocks), fit.targets(blocks, outputs), lam)
-            bias = fit.mean_target(outputs) - fit.mean_of(blocks) @ weight
-            found = HeldOut(validation, blocks, outputs).r2(weight, bias).chunk(len(kinds))
-            for kind, score in zip(kinds, found, strict=True):
-                scores[kind].append(score)
-                advance()
+        for kind in KINDS:
+            scores[kind].append(scorer(kind, (layer,)))
+            advance()
     return {kind: torch.stack(columns, dim=1) for kind, columns in scores.items()}
 
 
-def choose_top_k(
-    scores: dict[str, Float[Tensor, "targets candidates"]], candidates: list[int], k: int, shared: bool
-) -> Selection:
-    """The ``k`` best single layers of every target layer.
+def ranked(
+    scores: dict[str, Float[Tensor, "targets candidates"]], candidates: list[int], shared: bool
+) -> dict[Output, list[int]]:
+    """All candidates of every target layer and kind, best first; equal scores favour the earlier layer.
 
     Args:
         shared: keys and values of a target layer use the same source layers, ranked by the mean of both scores (as in
             arXiv 2608.03893); otherwise each kind has its own.
     """
+    mean = torch.stack(list(scores.values())).mean(0)
+    order = {}
+    for kind in KINDS:
+        indices = torch.sort(mean if shared else scores[kind], dim=1, descending=True, stable=True).indices
+        for layer, row in enumerate(indices.tolist()):
+            order[layer, kind] = [candidates[i] for i in row]
+    return order
+
+
+def check_k(k: int, candidates: list[int]) -> None:
+    """Refuse more source layers than there are."""
     if not 1 <= k <= len(candidates):
         raise KvxferError(f"solver.k={k} must be from 1 to {len(candidates)}, the source layers that were calibrated")
-    mean = torch.stack(list(scores.values())).mean(0)
-    chosen = {}
-    for kind in KINDS:
-        ranking = mean if shared else scores[kind]
-        # A stable sort: equal scores favour the earlier layer on every machine.
-        order = torch.sort(ranking, dim=1, descending=True, stable=True).indices[:, :k]
-        for layer, row in enumerate(order.tolist()):
-            chosen[layer, kind] = tuple(sorted(candidates[i] for i in row))
-    return Selection(candidates, scores, chosen)
+
+
+def choose_top_k(order: dict[Output, list[int]], k: int) -> dict[Output, tuple[int, ...]]:
+    """The ``k`` best single layers of every target layer and kind."""
+    return {output: tuple(sorted(layers[:k])) for output, layers in order.items()}
+
+
+def choose_greedily(
+    scorer: Scorer, order: dict[Output, list[int]], k: int, pool: int, shared: bool
+) -> dict[Output, tuple[int, ...]]:
+    """Forward selection among the ``pool`` best single layers: each step adds the layer that scores best with the rest.
+
+    A set that several target layers consider is scored once.
+    """
+    known: dict[tuple[str, tuple[int, ...]], Tensor] = {}
+
+    def score(kind: str, layers: tuple[int, ...], target: int) -> float:
+        kinds = KINDS if shared else (kind,)
+        for each in kinds:
+            if (each, layers) not in known:
+                known[each, layers] = scorer(each, layers)
+        return sum(float(known[each, layers][target]) for each in kinds)
+
+    chosen: dict[Output, tuple[int, ...]] = {}
+    for (target, kind), layers in order.items():
+        if shared and kind != KINDS[0]:
+            chosen[target, kind] = chosen[target, KINDS[0]]
+            continue
+        best: tuple[int, ...] = (layers[0],)
+        while len(best) < k:
+            options = [tuple(sorted((*best, layer))) for layer in layers[: max(pool, k)] if layer not in best]
+            best = max(options, key=lambda option: score(kind, option, target))
+        chosen[target, kind] = best
+    return chosen

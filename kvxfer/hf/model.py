@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import DynamicCache
 
+from kvxfer.errors import KvxferError
 from kvxfer.geometry import Geometry
 from kvxfer.hf.cache import build_cache, cache_keyword, read_cache
 from kvxfer.hf.queries import captured_queries
@@ -88,6 +89,23 @@ class LoadedModel:
         with captured_queries(self.body) as found:
             self._forward(self.body, ids, cache)
         return read_cache(cache, self.name), [found[layer] for layer in range(self.geometry.layers)]
+
+    def output_grams(self) -> Float[Tensor, "layers kv_heads dim dim"]:
+        """Gram of each layer's output projection, summed over the query heads that share a KV head, float32.
+
+        What an error of a value does to the attention's output is the error times its head's columns of W_O.
+        """
+        grams = []
+        for number, layer in enumerate(self.body.layers):
+            projection = getattr(layer.self_attn, "o_proj", None)
+            if projection is None:
+                raise KvxferError(
+                    f"{self.name}: layer {number} has no o_proj to weigh values by; set calibration.metrics=false"
+                )
+            heads = projection.weight.float().T.unflatten(0, (self.geometry.heads, self.geometry.head_dim))
+            by_head = heads @ heads.mT
+            grams.append(by_head.unflatten(0, (self.geometry.kv_heads, -1)).sum(1))
+        return torch.stack(grams)
 
     def _cache(self, past: KV | None) -> DynamicCache:
         return build_cache(None if past is None else past.apply(lambda x: x.to(self.device, self.dtype)))

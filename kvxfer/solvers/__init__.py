@@ -1,8 +1,9 @@
 """Closed-form solvers, one per file, behind the interface of ``base``."""
 
 from kvxfer.solvers.base import Fit, LinearLayer, Solver, Splits
+from kvxfer.solvers.head_local import HeadLocal
 from kvxfer.solvers.ridge import Ridge
 
-SOLVERS = {"ridge": Ridge}
+SOLVERS = {"ridge": Ridge, "head_local": HeadLocal}
 
-__all__ = ["SOLVERS", "Fit", "LinearLayer", "Ridge", "Solver", "Splits"]
+__all__ = ["SOLVERS", "Fit", "HeadLocal", "LinearLayer", "Ridge", "Solver", "Splits"]
