@@ -9,18 +9,30 @@ from kvxfer.errors import KvxferError
 
 KINDS = ("keys", "values")
 
+EXTRAS = ("embedding", "layer0_keys", "layer0_values", "random_relu")
+"""Blocks that no source layer gives: the target's embedding of the token, its own first layer's content keys and
+values (a function of the token alone), and random features of all source layers."""
+
 
 @dataclass(frozen=True, order=True)
 class Block:
-    """All heads of one source layer's keys or values, of this token (offset 0) or of an earlier one (offset -1)."""
+    """Feature columns of this token (offset 0) or of an earlier one (offset -1).
+
+    All heads of one source layer's keys or values, or one of ``EXTRAS`` (whose layer is 0).
+    """
 
     layer: int
     kind: str
     offset: int = 0
 
     @property
+    def is_source(self) -> bool:
+        """Whether a source layer gives the block."""
+        return self.kind in KINDS
+
+    @property
     def name(self) -> str:
-        """The block's name in files: ``keys.3`` or ``values.3@-1``."""
+        """The block's name in files: ``keys.3``, ``values.3@-1`` or ``embedding.0@-2``."""
         return f"{self.kind}.{self.layer}" + (f"@{self.offset}" if self.offset else "")
 
     @staticmethod
@@ -28,45 +40,87 @@ class Block:
         """The block of a name."""
         head, _, offset = name.partition("@")
         kind, _, layer = head.partition(".")
-        if kind not in KINDS or not layer.isdigit():
+        if kind not in KINDS + EXTRAS or not layer.isdigit():
             raise KvxferError(f"{name!r} is no block name (expected e.g. keys.3 or values.3@-1)")
         return Block(int(layer), kind, int(offset or 0))
 
 
 @dataclass(frozen=True)
 class Features:
-    """Which blocks of its source layers a target layer reads.
+    """Which blocks of its source layers a target layer reads, and what else.
 
     Args:
         name: the option's name.
         kinds: ``same`` (keys from keys, values from values: arXiv 2608.03893) or ``both`` (each from both).
-        previous: how many earlier tokens are read too (0 or more).
+        previous: how many earlier tokens of the source are read too (0 or more).
+        target_embedding: the target's embedding of this token and of so many earlier ones; None for none.
+        target_layer0: the target's own first layer's content keys and values of this token.
+        random_relu: how many random ReLU features of all calibrated source layers, both kinds, this token (0: none).
     """
 
     name: str
     kinds: str = "same"
     previous: int = 0
+    target_embedding: int | None = None
+    target_layer0: bool = False
+    random_relu: int = 0
 
     def __post_init__(self) -> None:
         if self.kinds not in ("same", "both"):
             raise KvxferError(f"features.kinds={self.kinds!r} is neither 'same' nor 'both'")
-        if self.previous < 0:
-            raise KvxferError(f"features.previous={self.previous} must be 0 or more earlier tokens")
+        for key in ("previous", "target_embedding", "random_relu"):
+            value = getattr(self, key)
+            if value is not None and value < 0:
+                raise KvxferError(f"features.{key}={value} must be 0 or more")
 
     def blocks(self, kind: str, layers: Iterable[int]) -> tuple[Block, ...]:
         """The design of a target's keys or values over the given source layers, in column order."""
         kinds = KINDS if self.kinds == "both" else (kind,)
-        return tuple(
+        source = tuple(
             Block(layer, k, -back) for layer in sorted(layers) for k in kinds for back in range(self.previous + 1)
         )
+        return source + self.extras
+
+    @property
+    def extras(self) -> tuple[Block, ...]:
+        """The blocks that every target layer reads whatever its source layers are."""
+        found: list[Block] = []
+        if self.target_embedding is not None:
+            found += [Block(0, "embedding", -back) for back in range(self.target_embedding + 1)]
+        if self.target_layer0:
+            found += [Block(0, "layer0_keys"), Block(0, "layer0_values")]
+        if self.random_relu:
+            found.append(Block(0, "random_relu"))
+        return tuple(found)
 
     def covers(self, other: Features) -> bool:
         """Whether moments kept for this design also serve the other."""
-        return (self.kinds == "both" or other.kinds == "same") and self.previous >= other.previous
+        source = (self.kinds == "both" or other.kinds == "same") and self.previous >= other.previous
+        # Random features of another number are other features.
+        same_random = other.random_relu in (0, self.random_relu)
+        return source and same_random and set(self.extras) >= set(other.extras)
+
+    def joined(self, other: Features) -> Features:
+        """A design whose moments serve both."""
+        if self.random_relu and other.random_relu not in (0, self.random_relu):
+            raise KvxferError(
+                f"features.random_relu={other.random_relu} differs from the calibration's {self.random_relu}"
+            )
+        embeddings = [f.target_embedding for f in (self, other) if f.target_embedding is not None]
+        return Features(
+            f"{self.name}+{other.name}",
+            "both" if "both" in (self.kinds, other.kinds) else "same",
+            max(self.previous, other.previous),
+            max(embeddings) if embeddings else None,
+            self.target_layer0 or other.target_layer0,
+            max(self.random_relu, other.random_relu),
+        )
 
 
 DESIGNS = {
     "same": Features("same"),
     "both": Features("both", kinds="both"),
     "previous": Features("previous", kinds="both", previous=1),
+    "embedding": Features("embedding", kinds="both", target_embedding=2),
+    "relu": Features("relu", kinds="both", random_relu=1500),
 }

@@ -8,9 +8,8 @@ two passes are merged by Chan's rule (Chan, Golub, LeVeque 1983). Everything is 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -19,104 +18,17 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from kvxfer.errors import KvxferError
-from kvxfer.features import KINDS, Block, Features
+from kvxfer.features import Block
+from kvxfer.layout import Layout, Output
 
-Output = tuple[int, str]
-"""A target layer and the kind (keys or values) that is predicted."""
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Which blocks, outputs and products of them are kept.
-
-    Attributes:
-        blocks: the feature blocks, each ``width`` columns.
-        outputs: the target's layers and kinds, each ``heads * dim`` columns.
-        products: for every block, the blocks (itself and later ones) that it is multiplied with, ascending.
-        targets: for every block, the outputs that it is multiplied with, ascending.
-    """
-
-    blocks: tuple[Block, ...]
-    outputs: tuple[Output, ...]
-    products: tuple[tuple[int, ...], ...]
-    targets: tuple[tuple[int, ...], ...]
-    width: int
-    heads: int
-    dim: int
-
-    @staticmethod
-    def of(features: Features, source_layers: list[int], target_layers: int, width: int, heads: int) -> Layout:
-        """The layout that serves every choice among ``source_layers`` under ``features``.
-
-        Args:
-            width: columns of one source layer's keys (all KV heads).
-            heads: the target's KV heads; its width is the same as the source's for a compatible pair.
-        """
-        outputs = tuple((layer, kind) for kind in KINDS for layer in range(target_layers))
-        designs = {kind: features.blocks(kind, source_layers) for kind in KINDS}
-        blocks = tuple(sorted(set().union(*designs.values())))
-        index = {block: i for i, block in enumerate(blocks)}
-        products: list[set[int]] = [set() for _ in blocks]
-        targets: list[set[int]] = [set() for _ in blocks]
-        for kind, design in designs.items():
-            members = sorted(index[block] for block in design)
-            for i in members:
-                products[i].update(j for j in members if j >= i)
-                targets[i].update(o for o, output in enumerate(outputs) if output[1] == kind)
-        return Layout(
-            blocks,
-            outputs,
-            tuple(tuple(sorted(p)) for p in products),
-            tuple(tuple(sorted(t)) for t in targets),
-            width,
-            heads,
-            width // heads,
-        )
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of the moments of one split."""
-        pairs = sum(len(p) for p in self.products) + sum(len(t) for t in self.targets)
-        outputs = len(self.outputs) * self.heads * self.dim * self.dim
-        return 8 * (pairs * self.width**2 + outputs + 2 * (len(self.blocks) + len(self.outputs)) * self.width)
-
-    @property
-    def flops_per_token(self) -> float:
-        """FLOPs that one kept token costs."""
-        pairs = sum(len(p) for p in self.products) + sum(len(t) for t in self.targets)
-        return 2.0 * (pairs * self.width**2 + len(self.outputs) * self.width * self.dim)
-
-    def to_dict(self) -> dict[str, object]:
-        """Plain JSON types."""
-        return {
-            "blocks": [block.name for block in self.blocks],
-            "outputs": [[layer, kind] for layer, kind in self.outputs],
-            "products": [list(p) for p in self.products],
-            "targets": [list(t) for t in self.targets],
-            "width": self.width,
-            "heads": self.heads,
-            "dim": self.dim,
-        }
-
-    @staticmethod
-    def from_dict(data: dict[str, Any]) -> Layout:
-        """The layout of its JSON form."""
-        return Layout(
-            tuple(Block.parse(name) for name in data["blocks"]),
-            tuple((layer, kind) for layer, kind in data["outputs"]),
-            tuple(tuple(p) for p in data["products"]),
-            tuple(tuple(t) for t in data["targets"]),
-            data["width"],
-            data["heads"],
-            data["dim"],
-        )
+__all__ = ["Layout", "Moments", "Output"]
 
 
-def _side_by_side(x: Float[Tensor, "tokens blocks width"], chosen: tuple[int, ...]) -> Float[Tensor, "tokens columns"]:
-    """The chosen blocks' columns as one matrix: a view where they are neighbours, a copy elsewhere."""
+def _pick(x: Float[Tensor, "rows columns"], chosen: list[int]) -> Float[Tensor, "rows chosen"]:
+    """Some columns, ascending: a view where they are neighbours, a copy elsewhere."""
     if len(chosen) == chosen[-1] - chosen[0] + 1:
-        return x[:, chosen[0] : chosen[-1] + 1].flatten(1)
-    return x[:, list(chosen)].flatten(1)
+        return x[:, chosen[0] : chosen[-1] + 1]
+    return x[:, chosen]
 
 
 class Moments:
@@ -131,17 +43,24 @@ class Moments:
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.float64, device=device)
 
-        width, blocks, outputs = layout.width, len(layout.blocks), len(layout.outputs)
+        columns, outputs = layout.starts[-1], len(layout.outputs)
         self.layout = layout
         self.count = 0
-        self.pilot_x, self.pilot_y = zeros(blocks, width), zeros(outputs, width)
-        self.sum_x, self.sum_y = zeros(blocks, width), zeros(outputs, width)
-        self.gram = [zeros(width, len(p), width) for p in layout.products]
-        self.cross = [zeros(width, len(t), width) for t in layout.targets]
+        self.pilot_x, self.pilot_y = zeros(columns), zeros(outputs, layout.width)
+        self.sum_x, self.sum_y = zeros(columns), zeros(outputs, layout.width)
+        self.read = [layout.columns(products) for products in layout.products]
+        self.gram = [zeros(width, len(read)) for width, read in zip(layout.widths, self.read, strict=True)]
+        self.cross = [
+            zeros(width, len(targets), layout.width)
+            for width, targets in zip(layout.widths, layout.targets, strict=True)
+        ]
         self.square_y = zeros(outputs, layout.heads, layout.dim, layout.dim)
 
-    def update(self, x: Float[Tensor, "tokens blocks width"], y: Float[Tensor, "tokens outputs width"]) -> None:
-        """Add tokens. Products are taken on the inputs' device, block by block, and added to the accumulators."""
+    def update(self, x: Float[Tensor, "tokens columns"], y: Float[Tensor, "tokens outputs width"]) -> None:
+        """Add tokens: the columns of all blocks in the layout's order, and the outputs.
+
+        Products are taken on the inputs' device, block by block, and added to the accumulators.
+        """
         if not x.shape[0]:
             return
         home = self.sum_x.device
@@ -154,12 +73,22 @@ class Moments:
         self.count += x.shape[0]
         self.sum_x += x.sum(0).to(home)
         self.sum_y += y.sum(0).to(home)
-        for i, (products, targets) in enumerate(zip(self.layout.products, self.layout.targets, strict=True)):
-            column = x[:, i].T
-            self.gram[i] += (column @ _side_by_side(x, products)).view_as(self.gram[i]).to(home)
-            self.cross[i] += (column @ _side_by_side(y, targets)).view_as(self.cross[i]).to(home)
+        flat = y.flatten(1)
+        for i, targets in enumerate(self.layout.targets):
+            column = x[:, self._own(i)].T
+            self.gram[i] += (column @ _pick(x, self.read[i])).to(home)
+            self.cross[i] += (column @ _pick(flat, self._of_outputs(targets))).view_as(self.cross[i]).to(home)
         by_head = y.unflatten(-1, (self.layout.heads, self.layout.dim)).permute(1, 2, 0, 3)
         self.square_y += (by_head.mT @ by_head).to(home)
+
+    def _own(self, i: int) -> slice:
+        """The columns of block i."""
+        return slice(self.layout.starts[i], self.layout.starts[i + 1])
+
+    def _of_outputs(self, chosen: Sequence[int]) -> list[int]:
+        """The columns of some outputs, side by side."""
+        width = self.layout.width
+        return [c for output in chosen for c in range(output * width, (output + 1) * width)]
 
     def merge(self, other: Moments) -> Moments:
         """The moments of both passes together (Chan's rule); the result is centred at the common mean."""
@@ -178,23 +107,23 @@ class Moments:
         merged.pilot_x, merged.pilot_y = ax + (bx - ax) * share, ay + (by - ay) * share
         factor = self.count * share
         dx, dy = bx - ax, by - ay
-        for i, (products, targets) in enumerate(zip(self.layout.products, self.layout.targets, strict=True)):
-            apart = factor * dx[i][:, None, None] * dx[list(products)]
+        for i, targets in enumerate(self.layout.targets):
+            own = dx[self._own(i)]
+            apart = factor * torch.outer(own, dx[self.read[i]])
             merged.gram[i] = sum((m._centred_gram(i) for m in (self, other)), apart)
-            apart = factor * dx[i][:, None, None] * dy[list(targets)]
+            apart = factor * own[:, None, None] * dy[list(targets)]
             merged.cross[i] = sum((m._centred_cross(i) for m in (self, other)), apart)
         heads = dy.unflatten(-1, (self.layout.heads, self.layout.dim))
         apart = factor * heads[..., :, None] * heads[..., None, :]
         merged.square_y = sum((m.centred_square() for m in (self, other)), apart)
         return merged
 
-    def _centred_gram(self, i: int) -> Float[Tensor, "width products width"]:
-        others = self.sum_x[list(self.layout.products[i])]
-        return self.gram[i] - self.sum_x[i][:, None, None] * others / max(self.count, 1)
+    def _centred_gram(self, i: int) -> Float[Tensor, "width read"]:
+        return self.gram[i] - torch.outer(self.sum_x[self._own(i)], self.sum_x[self.read[i]]) / max(self.count, 1)
 
-    def _centred_cross(self, i: int) -> Float[Tensor, "width targets width"]:
+    def _centred_cross(self, i: int) -> Float[Tensor, "own targets width"]:
         others = self.sum_y[list(self.layout.targets[i])]
-        return self.cross[i] - self.sum_x[i][:, None, None] * others / max(self.count, 1)
+        return self.cross[i] - self.sum_x[self._own(i)][:, None, None] * others / max(self.count, 1)
 
     def centred_square(self) -> Float[Tensor, "outputs heads dim dim"]:
         """Centred products of each output head with itself, summed over tokens."""
@@ -213,20 +142,21 @@ class Moments:
 
     def design(self, blocks: tuple[Block, ...]) -> Float[Tensor, "features features"]:
         """The centred Gram of a design's columns, summed over tokens."""
-        index, width = self._index(blocks), self.layout.width
-        gram = torch.empty(len(index) * width, len(index) * width, dtype=torch.float64)
-        for row, i in enumerate(index):
-            at = {j: n for n, j in enumerate(self.layout.products[i])}
-            for column, j in enumerate(index):
+        index = self._index(blocks)
+        places = _places([self.layout.widths[i] for i in index])
+        gram = torch.empty(places[-1].stop, places[-1].stop, dtype=torch.float64)
+        for here, i in zip(places, index, strict=True):
+            inside = _places([self.layout.widths[j] for j in self.layout.products[i]])
+            at = dict(zip(self.layout.products[i], inside, strict=True))
+            for there, j in zip(places, index, strict=True):
                 if j < i:
                     continue
                 if j not in at:
                     pair = f"({self.layout.blocks[i].name}, {self.layout.blocks[j].name})"
                     raise KvxferError(f"these moments hold no product {pair}: calibrate with calibration.features=both")
-                here, there = slice(row * width, (row + 1) * width), slice(column * width, (column + 1) * width)
-                centred = self.gram[i][:, at[j]] - torch.outer(self.sum_x[i], self.sum_x[j]) / max(self.count, 1)
-                gram[here, there] = centred
-                gram[there, here] = centred.T
+                sums = torch.outer(self.sum_x[self._own(i)], self.sum_x[self._own(j)])
+                gram[here, there] = self.gram[i][:, at[j]] - sums / max(self.count, 1)
+                gram[there, here] = gram[here, there].T.clone()
         return gram
 
     def targets(self, blocks: tuple[Block, ...], outputs: list[Output]) -> Float[Tensor, "features columns"]:
@@ -246,8 +176,8 @@ class Moments:
 
     def mean_of(self, blocks: tuple[Block, ...]) -> Float[Tensor, " features"]:
         """The mean of a design's columns."""
-        index = self._index(blocks)
-        return (self.pilot_x + self.sum_x / max(self.count, 1))[index].flatten()
+        columns = self.layout.columns(self._index(blocks))
+        return (self.pilot_x + self.sum_x / max(self.count, 1))[columns]
 
     def mean_target(self, outputs: list[Output]) -> Float[Tensor, " columns"]:
         """The mean of outputs, side by side."""
@@ -267,7 +197,8 @@ class Moments:
 
     def save(self, path: Path) -> None:
         """Write safetensors with the layout and the count in the header."""
-        header = {"format": "pt", "kvxfer": json.dumps({"layout": self.layout.to_dict(), "count": self.count})}
+        # One entry only: safetensors writes several in no fixed order, and equal moments should be equal files.
+        header = {"kvxfer": json.dumps({"layout": self.layout.to_dict(), "count": self.count})}
         save_file(self.state(), path, metadata=header)
 
     @staticmethod
@@ -287,3 +218,9 @@ class Moments:
                 f"{path} is no readable moments file ({error}): calibrate again with force=true"
             ) from error
         return moments
+
+
+def _places(widths: Sequence[int]) -> list[slice]:
+    """Where parts of these widths lie side by side."""
+    stops = torch.tensor(widths).cumsum(0).tolist()
+    return [slice(stop - width, stop) for width, stop in zip(widths, stops, strict=True)]

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvxfer.errors import KvxferError
-from kvxfer.features import DESIGNS, KINDS, Features
+from kvxfer.features import DESIGNS, KINDS, Block, Features
+from kvxfer.layout import Layout
 from kvxfer.moments import Moments, Output
 from kvxfer.penalties import Isotropic, Penalty
 from kvxfer.ranks import Full, Rank
@@ -70,18 +71,18 @@ class ClosedForm:
         """Whether penalty, rank or criterion read the outputs' metrics."""
         return self.penalty.needs_metric or self.rank.needs_metric or self.criterion == "query"
 
-    def parts(self, blocks: int, moments: Moments) -> list[Part]:
-        """The independent solves that make up one output from a design of so many blocks."""
+    def parts(self, blocks: tuple[Block, ...], layout: Layout) -> list[Part]:
+        """The independent solves that make up one output from a design."""
         raise NotImplementedError
 
     def steps(self, moments: Moments) -> int:
         """Single-layer fits, then one fit per target layer and kind."""
-        return len(_candidates(moments)) * len(KINDS) + len(moments.layout.outputs)
+        return len(moments.layout.source_layers) * len(KINDS) + len(moments.layout.outputs)
 
     def fit(self, splits: Splits, advance: Callable[[], None] = lambda: None) -> Fit:
         """Choose source layers, then solve each distinct design once for all outputs that share it."""
         engine = Engine(self, splits)
-        candidates = _candidates(splits.fit)
+        candidates = splits.fit.layout.source_layers
         scores = single_layer_scores(engine.quick_score, candidates, advance)
         order = ranked(scores, candidates, self.selection == "shared")
         curves: dict[str, Any] = {}
@@ -124,7 +125,3 @@ class ClosedForm:
             ]
             curve.append((k, sum(scores) / len(scores)))
         return max(curve, key=lambda point: point[1])[0], curve
-
-
-def _candidates(moments: Moments) -> list[int]:
-    return sorted({block.layer for block in moments.layout.blocks})

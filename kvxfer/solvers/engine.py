@@ -85,7 +85,7 @@ class Engine:
             record = {
                 "layer": output[0],
                 "kind": output[1],
-                "source_layers": " ".join(str(x) for x in sorted({block.layer for block in blocks})),
+                "source_layers": " ".join(str(x) for x in sorted({block.layer for block in blocks if block.is_source})),
                 "features": layer.weight.shape[1],
                 **_setting_record(own, *chosen[n]),
                 **ranks[n],
@@ -167,13 +167,12 @@ class _Design:
     """One design and the outputs that share it: their moments, gathered once."""
 
     def __init__(self, engine: Engine, blocks: tuple[Block, ...], outputs: list[Output]) -> None:
-        fit = engine.splits.fit
         self.blocks, self.outputs, self.width = blocks, outputs, engine.layout.width
         self.held = {
             name: HeldOut(getattr(engine.splits, name), blocks, outputs) for name in ("fit", "validation", "held_out")
         }
         self.cross = self.held["fit"].cross
-        self.parts = engine.solver.parts(len(blocks), fit)
+        self.parts = engine.solver.parts(blocks, engine.layout)
         matrix = self.held["fit"].gram
         self.grams = [Gram(matrix if len(self.parts) == 1 else matrix[p.features][:, p.features]) for p in self.parts]
 

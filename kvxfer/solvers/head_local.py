@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from kvxfer.moments import Moments
+from kvxfer.errors import KvxferError
+from kvxfer.features import Block
+from kvxfer.layout import Layout
 from kvxfer.solvers.closed import ClosedForm, Part
 
 
@@ -16,10 +18,17 @@ class HeadLocal(ClosedForm):
 
     name: str = "head_local"
 
-    def parts(self, blocks: int, moments: Moments) -> list[Part]:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.features.extras:
+            raise KvxferError(
+                f"solver=head_local reads source heads only, but features={self.features.name} has "
+                f"{self.features.extras[0].kind}: use solver=ridge"
+            )
+
+    def parts(self, blocks: tuple[Block, ...], layout: Layout) -> list[Part]:
         """One solve per head, over that head's columns of every block."""
-        layout = moments.layout
-        columns = torch.arange(blocks * layout.width).view(blocks, layout.heads, layout.dim)
+        columns = torch.arange(len(blocks) * layout.width).view(len(blocks), layout.heads, layout.dim)
         return [
             Part(columns[:, head].flatten(), slice(head * layout.dim, (head + 1) * layout.dim), [head])
             for head in range(layout.heads)

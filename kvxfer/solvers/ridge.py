@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
-from kvxfer.moments import Moments
+from kvxfer.features import Block
+from kvxfer.layout import Layout
 from kvxfer.solvers.closed import ClosedForm, Part
 
 
@@ -19,7 +20,6 @@ class Ridge(ClosedForm):
 
     name: str = "ridge"
 
-    def parts(self, blocks: int, moments: Moments) -> list[Part]:
+    def parts(self, blocks: tuple[Block, ...], layout: Layout) -> list[Part]:
         """One solve for all heads."""
-        layout = moments.layout
-        return [Part(torch.arange(blocks * layout.width), slice(0, layout.width), list(range(layout.heads)))]
+        return [Part(torch.arange(layout.width_of(blocks)), slice(0, layout.width), list(range(layout.heads)))]
