@@ -14,9 +14,10 @@ from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from kvxfer.errors import KvxferError
-from kvxfer.features import Block
+from kvxfer.features import KINDS, Block
 from kvxfer.moments import Output
 from kvxfer.runs import file_sha256, read_json, write_json
 from kvxfer.solvers.base import LinearLayer
@@ -83,6 +84,8 @@ class CacheMap:
         if not (directory / MANIFEST).is_file() or not (directory / TENSORS).is_file():
             raise KvxferError(f"{directory} holds no map ({MANIFEST} and {TENSORS} are expected)")
         manifest = read_json(directory / MANIFEST)
+        if not isinstance(manifest, dict):
+            raise KvxferError(f"{directory / MANIFEST} is no manifest of a map: train again with force=true")
         if manifest.get("schema") != SCHEMA:
             raise KvxferError(
                 f"{directory}: map schema {manifest.get('schema')} is not {SCHEMA}, the one this version reads"
@@ -94,24 +97,35 @@ class CacheMap:
                 "manifest gives: the map is damaged or was altered"
             )
         try:
-            tensors = load_file(directory / TENSORS)
-            layers = {}
-            for name, blocks in manifest["blocks"].items():
-                kind, _, layer = name.partition(".")
-                parts = tuple(Block.parse(block) for block in blocks)
-                layers[int(layer), kind] = LinearLayer(parts, tensors[f"{name}.weight"], tensors[f"{name}.bias"])
-        except (KeyError, ValueError, AttributeError, SafetensorError) as error:
+            layers = _layers(manifest["blocks"], load_file(directory / TENSORS))
+        except (KeyError, ValueError, TypeError, AttributeError, KvxferError, SafetensorError) as error:
             raise KvxferError(f"{directory / MANIFEST} does not describe its tensors ({error})") from error
         return CacheMap(layers, manifest)
 
     def require(self, pair: Mapping[str, Any]) -> None:
         """Refuse a pair that is not the one this map was fitted for, naming the first field that differs."""
-        _require_equal(self.manifest["pair"], pair, "pair")
+        _require_equal(self.manifest.get("pair"), pair, "pair")
 
     def add_evidence(self, directory: Path, name: str, evidence: dict[str, Any]) -> None:
         """Keep a result about this map beside it."""
         (directory / EVIDENCE).mkdir(exist_ok=True)
         write_json(directory / EVIDENCE / f"{name}.json", {"map": self.hash, **evidence})
+
+
+def _layers(named: Any, tensors: dict[str, Tensor]) -> dict[Output, LinearLayer]:
+    """The layers that a manifest's blocks and the tensors make up: all of them, each of its blocks' width."""
+    layers = {}
+    for name, blocks in named.items():
+        kind, _, layer = name.partition(".")
+        parts = tuple(Block.parse(str(block)) for block in blocks)
+        weight, bias = tensors[f"{name}.weight"], tensors[f"{name}.bias"]
+        if weight.shape != (len(parts) * len(bias), len(bias)):
+            raise ValueError(f"{name}: {len(parts)} blocks do not fit a weight of {tuple(weight.shape)}")
+        layers[int(layer), kind] = LinearLayer(parts, weight, bias)
+    complete = {(layer, kind) for layer in range(len(tensors) // (2 * len(KINDS))) for kind in KINDS}
+    if not layers or set(layers) != complete:
+        raise ValueError(f"{len(layers)} layers and kinds of {len(tensors)} tensors")
+    return layers
 
 
 def _require_equal(ours: Any, theirs: Any, where: str) -> None:

@@ -267,7 +267,8 @@ class Moments:
 
     def save(self, path: Path) -> None:
         """Write safetensors with the layout and the count in the header."""
-        header = {"format": "pt", "kvxfer": json.dumps({"layout": self.layout.to_dict(), "count": self.count})}
+        # One entry only: safetensors writes several in no fixed order, and equal moments should be equal files.
+        header = {"kvxfer": json.dumps({"layout": self.layout.to_dict(), "count": self.count})}
         save_file(self.state(), path, metadata=header)
 
     @staticmethod
