@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from kvxfer.extras import TargetTokens, relu_inputs, shifted
 from kvxfer.features import Block
 from kvxfer.kv import KV
 from kvxfer.maps import CacheMap
 from kvxfer.moments import Output
 
+if TYPE_CHECKING:
+    from kvxfer.pairs import Pair
+
 
 def columns(content: KV, block: Block) -> Float[Tensor, "batch tokens width"]:
-    """A block's feature columns: all heads side by side.
+    """A source block's feature columns: all heads side by side.
 
     A token that has no predecessor at the block's offset reads zeros there.
     """
-    tensor = getattr(content, block.kind)[block.layer].transpose(1, 2).flatten(2)
-    if not block.offset:
-        return tensor
-    shifted = torch.zeros_like(tensor)
-    shifted[:, -block.offset :] = tensor[:, : block.offset]
-    return shifted
+    return shifted(getattr(content, block.kind)[block.layer].transpose(1, 2).flatten(2), block.offset)
 
 
 @dataclass(frozen=True)
@@ -38,15 +39,17 @@ class _Product:
     bias: Float[Tensor, "outputs width"]
     groups: int
 
-    def run(self, content: KV) -> Float[Tensor, "batch tokens outputs width"]:
-        """The content of every output."""
-        parts = torch.stack([columns(content, block) for block in self.blocks], dim=2).to(self.weight)
-        batch, tokens, blocks, width = parts.shape
+    def run(
+        self, read: Callable[[Block], Float[Tensor, "batch tokens width"]]
+    ) -> Float[Tensor, "batch tokens outputs width"]:
+        """The content of every output; ``read`` gives a block's columns."""
+        parts = [read(block).to(self.weight) for block in self.blocks]
+        batch, tokens = parts[0].shape[:2]
         if self.groups == 1:
-            x = parts.flatten(2).flatten(0, 1)[None]
+            x = torch.cat(parts, dim=-1).flatten(0, 1)[None]
         else:
-            x = parts.unflatten(-1, (self.groups, width // self.groups)).permute(3, 0, 1, 2, 4)
-            x = x.reshape(self.groups, batch * tokens, blocks * (width // self.groups))
+            x = torch.stack(parts, dim=2).unflatten(-1, (self.groups, -1)).permute(3, 0, 1, 2, 4)
+            x = x.flatten(1, 2).flatten(2)
         y = x @ self.weight
         if self.right is not None:
             # Each output has its own second factor.
@@ -56,7 +59,7 @@ class _Product:
         else:
             y = y.unflatten(-1, (len(self.outputs), -1))
         y = y.permute(1, 2, 0, 3).flatten(2)
-        return (y + self.bias).view(batch, tokens, len(self.outputs), width)
+        return (y + self.bias.flatten()).view(batch, tokens, len(self.outputs), -1)
 
 
 class Mapper:
@@ -66,11 +69,17 @@ class Mapper:
         cache_map: the map.
         device: where it runs.
         dtype: of the products.
+        pair: needed by a map that reads what the target knows of a token.
     """
 
     def __init__(
-        self, cache_map: CacheMap, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
+        self,
+        cache_map: CacheMap,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype = torch.float32,
+        pair: Pair | None = None,
     ) -> None:
+        self.pair, self.relu, self.relu_layers = pair, cache_map.relu, cache_map.relu_layers
         shared: dict[tuple[tuple[Block, ...], int, int], list[Output]] = {}
         for output, layer in cache_map.layers.items():
             shared.setdefault((layer.blocks, layer.groups, layer.weight.shape[-1]), []).append(output)
@@ -86,15 +95,37 @@ class Mapper:
         self.layers = 1 + max(layer for layer, _ in cache_map.layers)
 
     @torch.inference_mode()
-    def map(self, content: KV) -> KV:
-        """The target's content of every token of the source's content (both ``[batch, heads, tokens, dim]``)."""
+    def map(self, content: KV, ids: Int[Tensor, "batch tokens"] | None = None) -> KV:
+        """The target's content of every token of the source's content (both ``[batch, heads, tokens, dim]``).
+
+        Args:
+            ids: the tokens themselves, needed by a map that reads what the target knows of them.
+        """
         heads = content.keys[0].shape[1]
+        extras = tuple({block for product in self.products for block in product.blocks if not block.is_source})
+        known = TargetTokens(None, None)
+        if self.pair is not None and ids is not None:
+            known = TargetTokens.of(self.pair, ids, extras)
+        found: dict[Block, Tensor] = {}
+
+        def read(block: Block) -> Tensor:
+            if block not in found:
+                found[block] = self._columns(content, known, block)
+            return found[block]
+
         mapped: dict[Output, Tensor] = {}
         for product in self.products:
-            result = product.run(content)
+            result = product.run(read)
             for n, output in enumerate(product.outputs):
                 mapped[output] = result[:, :, n].unflatten(-1, (heads, -1)).transpose(1, 2).contiguous()
         return KV(
             [mapped[layer, "keys"] for layer in range(self.layers)],
             [mapped[layer, "values"] for layer in range(self.layers)],
         )
+
+    def _columns(self, content: KV, known: TargetTokens, block: Block) -> Float[Tensor, "batch tokens width"]:
+        if block.is_source:
+            return columns(content, block)
+        if block.kind == "random_relu" and self.relu is not None:
+            return self.relu([columns(content, part) for part in relu_inputs(self.relu_layers)])
+        return known.columns(block)

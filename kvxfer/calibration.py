@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from kvxfer import rope
 from kvxfer.checkpoints import PassState
 from kvxfer.corpus import Rows
 from kvxfer.errors import KvxferError
-from kvxfer.features import DESIGNS, Features
+from kvxfer.extras import RandomRelu, TargetTokens, extra_widths, relu_inputs
+from kvxfer.features import DESIGNS, Block, Features
 from kvxfer.hf import LoadedModel
 from kvxfer.kv import KV, LayerTensors
 from kvxfer.moments import Layout
@@ -88,7 +89,9 @@ class CalibrationSpec:
 def layout_for(pair: Pair, spec: CalibrationSpec) -> Layout:
     """What this pass keeps of this pair."""
     source, target = pair.source.geometry, pair.target.geometry
-    return Layout.of(spec.features, spec.source_layers(source.layers), target.layers, source.kv_width, target.kv_heads)
+    layers = spec.source_layers(source.layers)
+    widths = extra_widths(spec.features, pair)
+    return Layout.of(spec.features, layers, target.layers, source.kv_width, target.kv_heads, widths)
 
 
 def kept_positions(length: int, skip_first: int, stride: int) -> Tensor:
@@ -103,6 +106,11 @@ class Extractor:
         self.pair, self.layout = pair, layout
         self.kept = kept_positions(length, skip_first, stride)
         self.angles = {which: pair.side(which).cos_sin(length) for which in ("source", "target")}
+        self.relu: RandomRelu | None = None
+        widths = dict(zip(layout.blocks, layout.widths, strict=True))
+        if (block := Block(0, "random_relu")) in widths:
+            inputs = len(relu_inputs(layout.source_layers)) * pair.source.geometry.kv_width
+            self.relu = RandomRelu.draw(inputs, widths[block])
 
     def _columns(self, which: Side, kv: KV, layer: int, kind: str, offset: int) -> Float[Tensor, "tokens width"]:
         """One layer's kept tokens (or those ``-offset`` before them; zeros before the row's start)."""
@@ -124,15 +132,26 @@ class Extractor:
         scaling = self.pair.target.geometry.rotary.scaling
         return [rope.strip(query[:, :, kept], cos, sin, scaling) for query in rotated]
 
+    def _block(self, source: KV, known: TargetTokens, block: Block) -> Float[Tensor, "tokens width"]:
+        """The columns of one feature block at the kept tokens."""
+        if block.is_source:
+            return self._columns("source", source, block.layer, block.kind, block.offset)
+        if block.kind == "random_relu" and self.relu is not None:
+            inputs = relu_inputs(self.layout.source_layers)
+            return self.relu([self._columns("source", source, b.layer, b.kind, 0) for b in inputs])
+        columns = known.columns(block)
+        return columns[:, self.kept.to(columns.device)].flatten(0, 1)
+
     def __call__(
-        self, source: KV, target: KV
-    ) -> tuple[Float[Tensor, "tokens blocks width"], Float[Tensor, "tokens outputs width"]]:
-        """Features and outputs of rows that both models have read."""
-        x = [self._columns("source", source, b.layer, b.kind, b.offset) for b in self.layout.blocks]
+        self, source: KV, target: KV, ids: Int[Tensor, "rows length"]
+    ) -> tuple[Float[Tensor, "tokens columns"], Float[Tensor, "tokens outputs width"]]:
+        """Features (every block's columns side by side) and outputs of rows that both models have read."""
+        known = TargetTokens.of(self.pair, ids, self.layout.blocks)
+        x = [self._block(source, known, block) for block in self.layout.blocks]
         y = [self._columns("target", target, layer, kind, 0) for layer, kind in self.layout.outputs]
         # No float64 on Apple's GPUs; elsewhere products are taken where the tensors are.
         products = "cpu" if self.pair.source.device.type == "mps" else self.pair.source.device
-        return torch.stack(x, dim=1).to(products), torch.stack(y, dim=1).to(products)
+        return torch.cat(x, dim=1).to(products), torch.stack(y, dim=1).to(products)
 
 
 def _target_pass(pair: Pair, ids: Tensor, with_queries: bool) -> tuple[KV, LayerTensors]:
@@ -178,7 +197,7 @@ def accumulate(
                 state.bad_rows += [[split, start + int(i)] for i in torch.nonzero(~good).flatten()]
                 source, target, ids = source.rows(good), target.rows(good), ids[good]
                 _check_bad(state, spec, sum(len(r) for r in rows.values()))
-            state.moments.update(*extract(source, target))
+            state.moments.update(*extract(source, target, ids))
             if queries:
                 state.queries.update(extract.queries(queries))
             if split == "fit":

@@ -39,7 +39,7 @@ def split_of(document_key: str) -> str:
 
 def document_key(content: str) -> str:
     """SHA-256 of the text, blind to white space: copies that differ by line ends or indents are one document."""
-    return hashlib.sha256(" ".join(content.split()).encode("utf-8", "surrogatepass")).hexdigest()
+    return hashlib.sha256(" ".join(content.split()).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,8 @@ def _documents(spec: CorpusSpec, split: str) -> Iterator[tuple[str, str]]:
 def _of_split(texts: Iterator[str], split: str) -> Iterator[tuple[str, str]]:
     """Documents of one split, each once, without empty ones."""
     seen: set[str] = set()
-    for content in texts:
+    for raw in texts:
+        content = raw.encode("utf-8", "replace").decode()  # JSON may hold half a surrogate pair; tokenizers refuse it
         key = document_key(content)
         if content.strip() and key not in seen and split_of(key) == split:
             seen.add(key)

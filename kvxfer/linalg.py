@@ -42,7 +42,7 @@ class Gram:
         """Solve ``(gram + lam * unit * I) w = right`` by an equilibrated Cholesky factorisation.
 
         Scaling rows and columns to a unit diagonal changes the rounding, not the solution. Where the matrix is still
-        not positive definite, lam is raised tenfold until it is.
+        not positive definite, or only by rounding, lam is raised tenfold until it is.
 
         Returns:
             The solution and the lam that was used: larger than the one asked for when it had to be raised.
@@ -60,7 +60,9 @@ class Gram:
             scaled = self.matrix * scale[:, None] * scale
             scaled.diagonal().copy_(penalised * scale * scale)
             factor, info = torch.linalg.cholesky_ex(scaled)
-            if not int(info):
+            # A pivot this small is what rounding leaves of a dependent column: its weight would be noise.
+            pivots = factor.diagonal().square()
+            if not int(info) and float(pivots.min()) > len(self.matrix) * torch.finfo(torch.float64).eps:
                 solution = torch.cholesky_solve(right * scale[:, None], factor) * scale[:, None]
                 if torch.isfinite(solution).all():
                     return solution, used

@@ -60,7 +60,7 @@ def plan_pass(pair: Pair, spec: CalibrationSpec, rows: dict[str, int], length: i
         probe_tokens = min(spec.probe_rows, rows["validation"]) * min(spec.probe_tokens, length)
         probe = 4 * probe_tokens * (2 * s.layers * s.kv_width + t.layers * (2 * t.kv_width + t.heads * t.head_dim))
     in_batch = spec.batch_size * kept
-    working = 8 * 3 * in_batch * layout.width * (len(layout.blocks) + len(layout.outputs))
+    working = 8 * 3 * in_batch * (layout.starts[-1] + len(layout.outputs) * layout.width)
     home = _home(pair, layout.bytes, working)
     tokens = sum(rows.values()) * length
     forward = sum(m.geometry.prefill_flops(length) for m in (pair.source, pair.target)) * tokens

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from kvxfer import rope
@@ -35,3 +35,10 @@ def save_probe(pair: Pair, tokens: Tensor, path: Path) -> None:
                 parts.setdefault(f"{name}.{layer}", []).append(tensor.cpu())
     tensors = {name: torch.cat(rows).contiguous() for name, rows in parts.items()}
     save_file({**tensors, "tokens": tokens.contiguous()}, path)
+
+
+def merge_probes(shares: list[Path], rows: int, path: Path) -> None:
+    """The first ``rows`` rows of the whole corpus from the probes of its shares (share i holds rows i, i + n, ...)."""
+    parts = [load_file(share) for share in shares]
+    order = [(row % len(parts), row // len(parts)) for row in range(rows)]
+    save_file({name: torch.stack([parts[share][name][at] for share, at in order]) for name in parts[0]}, path)

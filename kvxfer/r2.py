@@ -60,9 +60,14 @@ class HeldOut:
         """One R² per output: 1 - residual / total of each head (summed over its columns), averaged over heads.
 
         Totals are about the mean of these moments. Summing within a head keeps columns of tiny variance from ruling.
+        A head that does not vary, beyond what rounding leaves, has no variance to explain and counts as 0.
         """
-        residual, total = (x.view(self.shape).sum(-1) for x in (self.residual(weight, bias), self.total))
-        return (1 - residual / total.clamp_min(_TINY)).mean(-1)
+        rounding = torch.finfo(torch.float64).eps * self.count * self.mean_y**2
+        residual, total, least = (
+            x.view(self.shape).sum(-1) for x in (self.residual(weight, bias), self.total, rounding)
+        )
+        varies = total > least
+        return torch.where(varies, 1 - residual / torch.where(varies, total, 1.0), 0.0).mean(-1)
 
     def metric_r2(
         self, weight: Float[Tensor, "features columns"], bias: Float[Tensor, " columns"], metrics: Metrics

@@ -107,6 +107,9 @@ def open_run(
         # Two jobs of a sweep may need the same calibration: the second waits, then finds it done.
         fcntl.flock(lock, fcntl.LOCK_EX)
         run = Run(stage, identifier, home / identifier, home / f".{identifier}.partial", {})
+        if (run.work / RECORD).is_file() and not run.path.exists():
+            # Killed between the record and the rename: the result is complete.
+            run.work.rename(run.path)
         if run.done and not force:
             run.record = read_json(run.path / RECORD)
             yield run
@@ -114,6 +117,7 @@ def open_run(
         if run.work.exists() and not resumable:
             shutil.rmtree(run.work)
         run.work.mkdir(exist_ok=True)
+        (run.work / RECORD).unlink(missing_ok=True)
         run.record = {
             "stage": stage,
             "version": VERSIONS[stage],

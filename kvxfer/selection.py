@@ -13,8 +13,8 @@ from kvxfer.errors import KvxferError
 from kvxfer.features import KINDS
 from kvxfer.moments import Output
 
-Scorer = Callable[[str, tuple[int, ...]], Float[Tensor, " targets"]]
-"""Held-out score of every target layer's keys (or values) when it reads some source layers."""
+Scorer = Callable[[tuple[int, ...]], dict[str, Float[Tensor, " targets"]]]
+"""Held-out scores, by kind, of every target layer when it reads some source layers."""
 
 METHODS = ("topk", "greedy", "all")
 
@@ -43,8 +43,8 @@ def single_layer_scores(
     """The score of every target layer from each source layer alone."""
     scores: dict[str, list[Tensor]] = {kind: [] for kind in KINDS}
     for layer in candidates:
-        for kind in KINDS:
-            scores[kind].append(scorer(kind, (layer,)))
+        for kind, score in scorer((layer,)).items():
+            scores[kind].append(score)
             advance()
     return {kind: torch.stack(columns, dim=1) for kind, columns in scores.items()}
 
@@ -85,14 +85,12 @@ def choose_greedily(
 
     A set that several target layers consider is scored once.
     """
-    known: dict[tuple[str, tuple[int, ...]], Tensor] = {}
+    known: dict[tuple[int, ...], dict[str, Tensor]] = {}
 
     def score(kind: str, layers: tuple[int, ...], target: int) -> float:
-        kinds = KINDS if shared else (kind,)
-        for each in kinds:
-            if (each, layers) not in known:
-                known[each, layers] = scorer(each, layers)
-        return sum(float(known[each, layers][target]) for each in kinds)
+        if layers not in known:
+            known[layers] = scorer(layers)
+        return sum(float(known[layers][each][target]) for each in (KINDS if shared else (kind,)))
 
     chosen: dict[Output, tuple[int, ...]] = {}
     for (target, kind), layers in order.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
+import json
 import random
 import re
 from pathlib import Path
@@ -71,6 +72,15 @@ def test_unreadable_text_is_named(
     with pytest.raises(KvxferError, match=re.escape(message)) as refusal:
         load_rows(text_spec(tmp_path, **settings), tokenizer_of([]), "fit", 1)
     assert "\n" not in str(refusal.value)
+
+
+def test_broken_characters_are_replaced(tmp_path: Path) -> None:
+    texts = [f"a{i} b\ud800" for i in range(9)]
+    write(tmp_path / "a.jsonl", "\n".join(json.dumps({"text": text}) for text in texts))
+    rows = load_rows(
+        text_spec(tmp_path, length=3, skip_first=0), tokenizer_of([f"a{i} b?" for i in range(9)]), "fit", 1
+    )
+    assert 2 not in rows.tokens, "no word is unknown"
 
 
 def test_too_few_rows_says_how_many_there_are(tmp_path: Path) -> None:

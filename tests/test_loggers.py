@@ -112,8 +112,8 @@ def test_the_reader_still_understands_wandb(tmp_path: Path) -> None:
     with wandb.init(mode="offline", dir=str(tmp_path), id="canary", settings=wandb.Settings(silent=True)) as run:
         for step in range(3000):  # more than one block of 32 KiB
             run.log({"value": step})
-    assert max(file.stat().st_size for file in tmp_path.rglob("*.wandb")) > 3 * 32 * 1024
     read = only_run(tmp_path)
+    assert max(file.stat().st_size for file in tmp_path.rglob("*.wandb")) > 3 * 32 * 1024
     assert (read.id, read.exit_code, read.points("value")) == ("canary", 0, list(range(3000)))
 
 

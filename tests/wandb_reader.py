@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import struct
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,9 +39,17 @@ class OfflineRun:
         return [row[name] for row in self.history if name in row]
 
 
-def read_runs(directory: Path) -> list[OfflineRun]:
-    """Every offline run below a directory, in order of their directories' names."""
-    return [read_run(file) for file in sorted(directory.rglob("run-*.wandb"))]
+def read_runs(directory: Path, patience: float = 20) -> list[OfflineRun]:
+    """Every offline run below a directory, in order of their directories' names.
+
+    W&B's own process may still be writing when ``finish`` has returned: all exits are waited for, ``patience`` seconds.
+    """
+    end = time.monotonic() + patience
+    while True:
+        runs = [read_run(file) for file in sorted(directory.rglob("run-*.wandb"))]
+        if all(run.exit_code is not None for run in runs) or time.monotonic() > end:
+            return runs
+        time.sleep(0.05)
 
 
 def read_run(file: Path) -> OfflineRun:
@@ -56,7 +65,7 @@ def read_run(file: Path) -> OfflineRun:
 
 
 def _records(data: bytes) -> Iterator[bytes]:
-    if data[:4] != b":W&B":
+    if data and data[:4] != b":W&B":
         raise ValueError("not a .wandb file")
     position, parts = _HEADER, b""
     while position + _RECORD <= len(data):
@@ -67,6 +76,8 @@ def _records(data: bytes) -> Iterator[bytes]:
         _, length, kind = struct.unpack_from("<IHB", data, position)
         start = position + _RECORD
         position = start + length
+        if position > len(data):
+            return
         parts = data[start:position] if kind in (_FULL, _FIRST) else parts + data[start:position]
         if kind in (_FULL, _LAST):
             yield parts

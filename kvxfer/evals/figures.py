@@ -30,6 +30,7 @@ MARK = "#e8590c"
 NUMBERS_UP_TO = 12
 DPI = 160
 LOG_FROM = 20.0
+NEAR = 0.15  # accuracies whose names would touch
 STYLE = {
     "font.family": "DejaVu Sans",
     "font.size": 10,
@@ -115,7 +116,7 @@ def r2_heatmap(selection: Mapping[str, Any], path: Path | str) -> None:
         panels[0].set_ylabel("target layer")
         below = min(float(np.nanmin(grid, initial=1.0)) for grid in grids) < 0
         bar = figure.colorbar(image, ax=list(panels), extend="min" if below else "neither", fraction=0.05, pad=0.02)
-        bar.set_label("held-out R² of one source layer")
+        bar.set_label("validation R² of one source layer")
         bar.outline.set_edgecolor(LINE)
         mark = "outlined" if small else "dotted"
         figure.supxlabel(f"{mark}: source layers that the map reads", fontsize=9, color=MUTED)
@@ -184,10 +185,11 @@ def conditions_figure(
         if "source" in rows:
             line = conditions["source"][measure]
             axes.axvline(line, color=COLOURS["source"], linewidth=1.4, linestyle=(0, (5, 3)), zorder=4)
-            _name_line(axes, line, "source alone", COLOURS["source"])
+            side = _side(line, chance) if has_accuracy and chance else "center"
+            _name_line(axes, line, "source alone", COLOURS["source"], side)
         if has_accuracy and chance:
             axes.axvline(chance, color=MUTED, linewidth=1.1, linestyle=":", zorder=4)
-            _name_line(axes, chance, "chance", MUTED)
+            _name_line(axes, chance, "chance", MUTED, _side(chance, line) if "source" in rows else "center")
         axes.grid(axis="x", color=LINE, linewidth=0.8, zorder=0)
         axes.set_axisbelow(True)
         axes.tick_params(length=0)
@@ -196,10 +198,17 @@ def conditions_figure(
         figure.savefig(path, dpi=DPI, facecolor="white")
 
 
-def _name_line(axes: Axes, x: float, text: str, colour: str) -> None:
+def _side(x: float, other: float) -> str:
+    """How a line's name stands over it: away from another line's name that is near."""
+    if abs(x - other) > NEAR:
+        return "center"
+    return "right" if x < other else "left"
+
+
+def _name_line(axes: Axes, x: float, text: str, colour: str, side: str) -> None:
     """A vertical line's name above the axes."""
     label = axes.annotate(text, (x, 1.0), (0, 3), xycoords=("data", "axes fraction"), textcoords="offset points")
-    label.set(ha="center", va="bottom", fontsize=9, color=colour)
+    label.set(ha=side, va="bottom", fontsize=9, color=colour)
 
 
 def _scale_nats(axes: Axes, values: Sequence[float]) -> None:

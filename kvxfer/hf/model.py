@@ -90,6 +90,23 @@ class LoadedModel:
             self._forward(self.body, ids, cache)
         return read_cache(cache, self.name), [found[layer] for layer in range(self.geometry.layers)]
 
+    @torch.inference_mode()
+    def embeddings(self, ids: Ids) -> Float[Tensor, "batch tokens hidden"]:
+        """The input embeddings of tokens, float32."""
+        return self.body.get_input_embeddings()(ids.to(self.device)).float()
+
+    @torch.inference_mode()
+    def first_layer(self, ids: Ids) -> KV:
+        """The cache of the first layer alone: a function of each token and its position, not of other tokens."""
+        layers = self.body.layers
+        cache = self._cache(None)
+        try:
+            self.body.layers = layers[:1]
+            self._forward(self.body, ids, cache)
+        finally:
+            self.body.layers = layers
+        return KV([cache.layers[0].keys], [cache.layers[0].values])
+
     def output_grams(self) -> Float[Tensor, "layers kv_heads dim dim"]:
         """Gram of each layer's output projection, summed over the query heads that share a KV head, float32.
 

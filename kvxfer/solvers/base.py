@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -84,6 +84,7 @@ class Fit:
     curves: dict[str, Any] = field(default_factory=dict)
 
 
+@runtime_checkable
 class Solver(Protocol):
     """A fitting method. Its dataclass fields are its hyperparameters; penalty, rank and features are its dials."""
 

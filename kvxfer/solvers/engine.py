@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kvxfer.errors import KvxferError
-from kvxfer.features import Block, Features
+from kvxfer.features import KINDS, Block, Features
 from kvxfer.linalg import Gram
 from kvxfer.metrics import Metrics
 from kvxfer.moments import Output
@@ -59,13 +59,16 @@ class Engine:
         self.criterion = splits.metrics if solver.criterion == "query" else None
         self.layout = splits.fit.layout
 
-    def quick_score(self, kind: str, layers: tuple[int, ...]) -> Float[Tensor, " targets"]:
-        """Validation score of every target layer's keys (or values) from these source layers, at ``selection_lam``."""
-        outputs = [output for output in self.layout.outputs if output[1] == kind]
+    def quick_score(self, layers: tuple[int, ...]) -> dict[str, Float[Tensor, " targets"]]:
+        """Validation scores, by kind, of every target layer from these source layers, at ``selection_lam``."""
         lam = self.solver.selection_lam
-        design = _Design(self, self.solver.features.blocks(kind, layers), outputs)
-        weight, _ = design.weights(lambda gram, right, part, output: gram.ridge(right, lam), together=True)
-        return design.held["validation"].score(weight, design.bias(weight), self.criterion)
+        scores: dict[Output, Tensor] = {}
+        for blocks, outputs in sharing(self.solver.features, dict.fromkeys(self.layout.outputs, layers)).items():
+            design = _Design(self, blocks, outputs)
+            weight, _ = design.weights(lambda gram, right, part, output: gram.ridge(right, lam), together=True)
+            found = design.held["validation"].score(weight, design.bias(weight), self.criterion)
+            scores |= dict(zip(outputs, found, strict=True))
+        return {kind: torch.stack([scores[o] for o in self.layout.outputs if o[1] == kind]) for kind in KINDS}
 
     def solve(self, blocks: tuple[Block, ...], outputs: list[Output]) -> Solved:
         """Solve one design for the outputs that share it, each with its own best setting on the validation split."""

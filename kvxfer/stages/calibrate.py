@@ -15,7 +15,7 @@ from kvxfer.loggers import RunLogger, open_loggers
 from kvxfer.moments import Moments
 from kvxfer.pairs import Pair, load_pair
 from kvxfer.planning import plan_pass
-from kvxfer.probe import PROBE, save_probe
+from kvxfer.probe import PROBE, merge_probes, save_probe
 from kvxfer.progress import progress
 from kvxfer.runs import Run, open_run, read_json, run_id, write_json
 from kvxfer.solvers import Splits
@@ -146,6 +146,9 @@ def _merge_shares(settings: CalibrateSettings) -> Path | None:
                 merged = merged.merge(Moments.load(folder / f"{split}.safetensors"))
             merged.save(run.work / f"{split}.safetensors")
         reports = [read_json(folder / REPORT) for folder in folders]
+        if settings.calibration.probe_rows:
+            count = min(settings.calibration.probe_rows, sum(report["rows"]["validation"] for report in reports))
+            merge_probes([folder / PROBE for folder in folders], count, run.work / PROBE)
         write_json(run.work / REPORT, _merged_report(reports, run.work))
         log.info("merged %d shares", len(folders))
         return run.commit(merged_from=[folder.name for folder in folders])

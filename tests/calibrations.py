@@ -1,0 +1,66 @@
+"""Small calibrations: their settings, and models that answer rows they have read before from memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kvxfer.calibration import CALIBRATION_SPLITS, CalibrationSpec
+from kvxfer.corpus import CorpusSpec, RowCounts
+from kvxfer.hf import LoadedModel
+from kvxfer.kv import KV
+from kvxfer.loggers import LoggerSpec
+from kvxfer.pairs import PairSpec
+from kvxfer.stages.settings import CalibrateSettings
+
+ROWS = RowCounts(fit=10, validation=5, held_out=3, evaluation=1)
+LENGTH = 64
+SPLIT_FILES = [f"{split}.safetensors" for split in CALIBRATION_SPLITS]
+
+
+def make_settings(
+    pair: PairSpec,
+    outputs: Path,
+    corpus: dict[str, Any] | None = None,
+    calibration: dict[str, Any] | None = None,
+    force: bool = False,
+) -> CalibrateSettings:
+    """Settings of a pass over a few rows of the toy world: batches of 4, a checkpoint after every one."""
+    rows = CorpusSpec(**{"name": "toy", "kind": "toy", "length": LENGTH, "rows": ROWS, **(corpus or {})})
+    spec = CalibrationSpec(**{"batch_size": 4, "checkpoint_minutes": 0.0, **(calibration or {})})
+    return CalibrateSettings(pair, rows, spec, LoggerSpec(wandb="disabled"), outputs, force)
+
+
+def remember_prefills(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Make every model read a batch once only; the list that comes back grows by the rows of each call."""
+    known: dict[tuple[int, bytes], KV] = {}
+    calls: list[int] = []
+    prefill = LoadedModel.prefill
+
+    def remembered(self: LoadedModel, ids: torch.Tensor, past: KV | None = None) -> KV:
+        key = (id(self), ids.numpy().tobytes())
+        if key not in known:
+            known[key] = prefill(self, ids, past)
+        calls.append(len(ids))
+        return known[key]
+
+    monkeypatch.setattr(LoadedModel, "prefill", remembered)
+    return calls
+
+
+def spoil_prefills(monkeypatch: pytest.MonkeyPatch, model: LoadedModel, row: torch.Tensor, value: float) -> None:
+    """Put a value that is not finite into the cache of one model wherever it reads one row."""
+    prefill = LoadedModel.prefill
+
+    def spoiled(self: LoadedModel, ids: torch.Tensor, past: KV | None = None) -> KV:
+        kv = prefill(self, ids, past).apply(torch.clone)
+        if self is model:
+            for index in range(len(ids)):
+                if torch.equal(ids[index], row):
+                    kv.values[-1][index, 1, 30, 5] = value
+        return kv
+
+    monkeypatch.setattr(LoadedModel, "prefill", spoiled)

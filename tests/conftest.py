@@ -1,0 +1,44 @@
+"""What every test shares: no network, and one tiny random pair on disk."""
+
+from __future__ import annotations
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["WANDB_MODE"] = "offline"
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvxfer.pairs import ModelSpec, Pair, PairSpec, load_pair
+
+
+@pytest.fixture(scope="session")
+def tiny_spec(tmp_path_factory: pytest.TempPathFactory) -> PairSpec:
+    """Two untrained toy-like Qwen3 models with the toy tokenizer: 2 and 3 layers, 2 KV heads of 32, float32."""
+    import torch
+
+    from kvxfer.toy.recipe import RECIPES, build_model, save
+
+    folder = tmp_path_factory.mktemp("tiny")
+    with torch.random.fork_rng(devices=[]):
+        for name, layers, heads in (("source", 2, 4), ("target", 3, 6)):
+            recipe = replace(RECIPES[name], layers=layers, width=64, feed_forward=64, heads=heads)
+            torch.manual_seed(recipe.seed)
+            save(build_model(recipe), folder / name)
+    source, target = (ModelSpec(str(folder / name)) for name in ("source", "target"))
+    return PairSpec("tiny", source, target, dtype="float32", device="cpu")
+
+
+@pytest.fixture(scope="session")
+def tiny_pair(tiny_spec: PairSpec) -> Pair:
+    """The same two models, loaded."""
+    return load_pair(tiny_spec)
+
+
+@pytest.fixture(scope="session")
+def tiny_folders(tiny_spec: PairSpec) -> tuple[Path, Path]:
+    """The folders of the same two models."""
+    return Path(tiny_spec.source.model), Path(tiny_spec.target.model)

@@ -1,0 +1,253 @@
+"""One suite for every solver: what a map must be whatever fitted it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvxfer.errors import KvxferError
+from kvxfer.features import DESIGNS, KINDS, Features
+from kvxfer.moments import Output
+from kvxfer.penalties import LAM_GRID
+from kvxfer.solvers import SOLVERS, Fit, Splits, ridge
+from tests.samples import Samples, make_samples, make_splits, reference_r2, relative_error
+from tests.solver_matrix import SOLVER_MATRIX, Case
+
+EVERY_SOLVER = pytest.mark.parametrize("case", SOLVER_MATRIX.values(), ids=SOLVER_MATRIX.keys())
+EVERY_DESIGN = pytest.mark.parametrize("features", DESIGNS.values(), ids=lambda f: f.name)
+WIDTH, HEADS, TOKENS = 6, 2, 1200
+
+
+def fit_of(case: Case, splits: Splits, features: Features, lam: Any = 1e-3, k: int = 2, mode: str = "shared") -> Fit:
+    """Fit, and check what holds of every fit."""
+    advances: list[None] = []
+    solver = case.build(features, lam, k, mode)
+    fit = solver.fit(splits, lambda: advances.append(None))
+    assert len(advances) == solver.steps(splits.fit)
+    json.dumps([fit.diagnostics, fit.curves, fit.selection.to_dict()], allow_nan=False)
+    for layer in fit.layers.values():
+        assert layer.weight.dtype == layer.bias.dtype == torch.float32
+        assert torch.isfinite(layer.weight).all()
+        assert torch.isfinite(layer.bias).all()
+    return fit
+
+
+def raw(samples: Samples, fit: Fit) -> Iterator[tuple[Output, Any, Tensor, Tensor]]:
+    """Every output with its layer, its design's raw columns and its own."""
+    for output, layer in fit.layers.items():
+        yield output, layer, samples.design(layer.blocks), samples.targets([output])
+
+
+def test_every_solver_is_in_the_matrix() -> None:
+    assert set(SOLVER_MATRIX) == set(SOLVERS)
+
+
+@EVERY_SOLVER
+@EVERY_DESIGN
+@pytest.mark.parametrize("mode", ["shared", "separate"])
+def test_a_map_is_complete(case: Case, features: Features, mode: str) -> None:
+    fit = fit_of(case, make_splits(make_samples(features)), features, mode=mode)
+    assert list(fit.layers) == [(layer, kind) for kind in KINDS for layer in range(2)]
+    assert [(d["layer"], d["kind"]) for d in fit.diagnostics] == list(fit.layers)
+    for output, layer in fit.layers.items():
+        chosen = fit.selection.chosen[output]
+        assert layer.blocks == features.blocks(output[1], chosen)
+        assert layer.weight.shape == (len(layer.blocks) * WIDTH, WIDTH)
+        if mode == "shared":
+            assert chosen == fit.selection.chosen[output[0], "keys"]
+
+
+@EVERY_SOLVER
+@EVERY_DESIGN
+@pytest.mark.parametrize("mean", [0.0, 1000.0])
+@pytest.mark.parametrize("lam", [0.0, 1e-9, 1e-2, 10.0])
+def test_equals_its_reference_on_the_raw_rows(case: Case, features: Features, mean: float, lam: float) -> None:
+    """To 1e-6 as stored, where a column's mean is 1000 times its deviation too."""
+    if case.reference is None:
+        pytest.skip("this solver has no plain answer")
+    samples = make_samples(features, tokens=TOKENS, mean=mean)
+    fit = fit_of(case, make_splits(samples), features, lam)
+    for output, layer, x, y in raw(samples.part(0, TOKENS // 2), fit):
+        weight, bias = case.reference(x, y, lam)
+        assert relative_error(layer.weight, weight) < case.tolerance, output
+        assert relative_error(layer.bias, bias) < case.tolerance, output
+
+
+@EVERY_SOLVER
+@EVERY_DESIGN
+def test_diagnostics_are_those_of_the_raw_rows(case: Case, features: Features) -> None:
+    samples = make_samples(features, tokens=TOKENS, mean=3.0)
+    fit = fit_of(case, make_splits(samples), features)
+    bounds = {"fit": (0, 600), "validation": (600, 900), "held_out": (900, None)}
+    records = {(d["layer"], d["kind"]): d for d in fit.diagnostics}
+    for split, (start, stop) in bounds.items():
+        for output, layer, x, y in raw(samples.part(start, stop), fit):
+            expected = reference_r2(x, y, layer.weight.double(), layer.bias.double(), HEADS)
+            assert records[output][f"r2_{split}"] == pytest.approx(float(expected), rel=1e-5)
+
+
+@EVERY_SOLVER
+def test_fits_are_deterministic_and_do_not_depend_on_how_rows_were_shared(case: Case) -> None:
+    features = DESIGNS["previous"]
+    samples = make_samples(features, mean=10.0)
+    splits = make_splits(samples)
+    shares = [samples.part(start, stop).moments() for start, stop in ((0, 1), (1, 90), (90, 200))]
+    merged = replace(splits, fit=shares[0].merge(shares[1]).merge(shares[2]))
+    first, again, shared = (fit_of(case, s, features) for s in (splits, splits, merged))
+    for output, layer in first.layers.items():
+        assert torch.equal(layer.weight, again.layers[output].weight)
+        assert torch.equal(layer.bias, again.layers[output].bias)
+        assert relative_error(shared.layers[output].weight, layer.weight.double()) < 1e-6
+
+
+def degenerate(name: str, features: Features) -> Samples:
+    """Features that determine no unique map."""
+    samples = make_samples(features, tokens=24 if name == "fewer tokens than features" else 400)
+    x = samples.x.clone()
+    if name == "duplicate columns":
+        x[..., 4] = x[..., 1]
+    elif name == "equal layers":
+        x[:] = x[:, :1]
+    elif name == "a constant column":
+        x[..., 4] = 3.1
+    elif name == "all columns constant":
+        x[:] = 0.7
+    return replace(samples, x=x)
+
+
+@EVERY_SOLVER
+@EVERY_DESIGN
+@pytest.mark.parametrize("lam", [0.0, 1e-3, "auto"])
+@pytest.mark.parametrize(
+    "name",
+    ["duplicate columns", "equal layers", "a constant column", "all columns constant", "fewer tokens than features"],
+)
+def test_singular_moments_give_finite_maps_and_a_report(
+    case: Case, features: Features, lam: float | str, name: str
+) -> None:
+    if lam == "auto" and not case.automatic:
+        pytest.skip("this solver takes a number")
+    fit = fit_of(case, make_splits(degenerate(name, features)), features, lam)
+    raised = [record["raised"] for record in fit.diagnostics]
+    assert all(raised) if lam == 0.0 else not any(raised)
+    for record in fit.diagnostics:
+        assert record["raised"] == (record["lam_used"] > record["lam"])
+        assert math.isfinite(record["r2_held_out"])
+
+
+@EVERY_SOLVER
+@pytest.mark.parametrize("place", ["gram", "cross"])
+def test_moments_that_are_not_finite_are_refused(case: Case, place: str) -> None:
+    splits = make_splits(make_samples(DESIGNS["same"]))
+    getattr(splits.fit, place)[0][0, 0, 0] = float("nan")
+    with pytest.raises(KvxferError, match="not finite"):
+        case.build(DESIGNS["same"], 1e-3, 2, "shared").fit(splits, lambda: None)
+
+
+@EVERY_SOLVER
+@pytest.mark.parametrize("k", [4, 99])
+def test_more_layers_than_there_are_is_refused(case: Case, k: int) -> None:
+    splits = make_splits(make_samples(DESIGNS["same"]))
+    with pytest.raises(KvxferError, match=rf"solver\.k={k} "):
+        case.build(DESIGNS["same"], 1e-3, k, "shared").fit(splits, lambda: None)
+
+
+@EVERY_SOLVER
+def test_a_leaner_design_fits_from_richer_moments(case: Case) -> None:
+    samples = make_samples(DESIGNS["previous"], tokens=TOKENS)
+    lean, rich = DESIGNS["same"], make_splits(samples)
+    for output, layer, x, y in raw(samples.part(0, TOKENS // 2), fit_of(case, rich, lean)):
+        assert {block.kind for block in layer.blocks} == {output[1]}
+        if case.reference is not None:
+            assert relative_error(layer.weight, case.reference(x, y, 1e-3)[0]) < case.tolerance
+
+
+@EVERY_SOLVER
+def test_a_richer_design_than_the_moments_is_refused(case: Case) -> None:
+    splits = make_splits(make_samples(DESIGNS["same"]))
+    for name in ("both", "previous"):
+        with pytest.raises(KvxferError, match=r"calibration\.features"):
+            case.build(DESIGNS[name], 1e-3, 1, "shared").fit(splits, lambda: None)
+
+
+def noisy(tokens: int) -> Samples:
+    """Outputs that features say nothing about, so that any weight is overfitting."""
+    samples = make_samples(DESIGNS["both"], tokens=tokens)
+    return replace(samples, y=torch.randn(samples.y.shape, generator=torch.Generator().manual_seed(3)))
+
+
+@EVERY_SOLVER
+def test_auto_lam_is_the_best_on_the_validation_split(case: Case) -> None:
+    """Noise wants the largest λ, which the fit split alone would never choose; clean data want a small one."""
+    if not case.automatic:
+        pytest.skip("this solver takes a number")
+    features = DESIGNS["both"]
+    noise, clean = noisy(200), make_samples(features, tokens=TOKENS, noise=1e-3)
+    for samples, large in ((noise, True), (clean, False)):
+        splits = make_splits(samples)
+        fit = fit_of(case, splits, features, "auto", k=3)
+        fixed = {lam: fit_of(case, splits, features, lam, k=3).diagnostics for lam in LAM_GRID}
+        for n, record in enumerate(fit.diagnostics):
+            curve = fit.curves["lam"][f"{record['kind']}.{record['layer']}"]
+            assert [lam for lam, _ in curve] == list(LAM_GRID)
+            for lam, score in curve:
+                assert score == pytest.approx(fixed[lam][n]["r2_validation"], rel=1e-12)
+            assert record["lam"] == max(curve, key=lambda point: point[1])[0]
+            assert record["r2_validation"] == max(score for _, score in curve)
+            assert (record["lam"] == LAM_GRID[-1]) if large else (record["lam"] < 1e-2)
+            assert record["at_grid_edge"] == (record["lam"] in (LAM_GRID[0], LAM_GRID[-1]))
+            in_sample = [fixed[lam][n]["r2_fit"] for lam in LAM_GRID]
+            assert in_sample == sorted(in_sample, reverse=True)
+
+
+@EVERY_SOLVER
+def test_each_output_has_its_own_lam(case: Case) -> None:
+    """One target layer is noise and the other clean: they share a design, not λ."""
+    if not case.automatic:
+        pytest.skip("this solver takes a number")
+    samples = make_samples(DESIGNS["both"], tokens=240, noise=1e-3)
+    y = samples.y.clone()
+    noise = torch.randn(y[:, 0].shape, generator=torch.Generator().manual_seed(3))
+    y[:, samples.layout.outputs.index((1, "keys"))] = noise
+    fit = fit_of(case, make_splits(replace(samples, y=y)), DESIGNS["both"], "auto", k=3)
+    lam = {(d["layer"], d["kind"]): d["lam"] for d in fit.diagnostics}
+    assert lam[1, "keys"] == LAM_GRID[-1]
+    assert lam[0, "keys"] < 1e-2
+
+
+@EVERY_DESIGN
+@pytest.mark.parametrize("lam", [1e-3, "auto"])
+def test_ridge_solves_identical_subproblems_once(
+    features: Features, lam: float | str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One factorisation for every distinct design and λ, whatever number of outputs read it."""
+    splits, calls = make_splits(make_samples(features, target_layers=5)), []
+    solve = ridge.solve_ridge
+
+    def counted(gram: Tensor, right: Tensor, value: float) -> Any:
+        calls.append((len(gram), value))
+        return solve(gram, right, value)
+
+    monkeypatch.setattr(ridge, "solve_ridge", counted)
+    fit = fit_of(SOLVER_MATRIX["ridge"], splits, features, lam)
+    designs = {layer.blocks for layer in fit.layers.values()}
+    assert len(designs) < len(fit.layers) == 10
+    assert len(calls) == len(designs) * (len(LAM_GRID) if lam == "auto" else 1)
+
+
+def test_ridge_names_wrong_options() -> None:
+    for options, key in (
+        ({"k": 0}, r"solver\.k=0"),
+        ({"k": 1, "selection": "best"}, r"solver\.selection='best'"),
+        ({"k": 1, "selection_lam": -1.0}, r"solver\.selection_lam=-1\.0"),
+        ({"k": 1, "selection_lam": float("nan")}, r"solver\.selection_lam=nan"),
+    ):
+        with pytest.raises(KvxferError, match=key):
+            ridge.Ridge(**options)  # type: ignore[arg-type]

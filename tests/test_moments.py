@@ -1,0 +1,182 @@
+"""Moments: one pass, merged shards and selections agree with plain sums over the raw rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvxfer.errors import KvxferError
+from kvxfer.features import DESIGNS, KINDS, Block, Features
+from kvxfer.moments import Layout, Moments
+from kvxfer.r2 import HeldOut
+from tests.samples import Samples, assert_same, make_samples, reference_r2, relative_error, tensors_of
+
+WIDER = Features("wider", kinds="same", previous=2)
+ALL = [*DESIGNS.values(), WIDER]
+
+
+@pytest.mark.parametrize("mean", [0.0, 1000.0])
+@pytest.mark.parametrize("features", ALL, ids=lambda f: f.name)
+def test_a_selection_of_blocks_equals_the_raw_rows(features: Features, mean: float) -> None:
+    samples = make_samples(features, mean=mean)
+    moments = samples.moments(batch=37)
+    for kind in KINDS:
+        blocks, outputs = features.blocks(kind, [2, 0]), [(1, kind), (0, kind)]
+        x, y = samples.design(blocks), samples.targets(outputs)
+        a, b = x - x.mean(0), y - y.mean(0)
+        assert relative_error(moments.design(blocks), a.T @ a) < 1e-9
+        assert relative_error(moments.targets(blocks, outputs), a.T @ b) < 1e-9
+        assert relative_error(moments.mean_of(blocks), x.mean(0)) < 1e-12
+        assert relative_error(moments.mean_target(outputs), y.mean(0)) < 1e-12
+        assert relative_error(moments.variance_target(outputs), (b * b).sum(0)) < 1e-9
+
+
+def test_blocks_keep_the_order_they_are_asked_in() -> None:
+    samples = make_samples(DESIGNS["previous"])
+    blocks = (Block(2, "values"), Block(0, "keys", -1), Block(2, "keys"))
+    x = samples.design(blocks)
+    a = x - x.mean(0)
+    assert relative_error(samples.moments().design(blocks), a.T @ a) < 1e-9
+
+
+@pytest.mark.parametrize("cuts", [[], [200], [1, 2, 399], list(range(40, 400, 40)), [0, 0, 150, 400]], ids=str)
+@pytest.mark.parametrize("mean", [0.0, 1000.0])
+def test_merged_shares_equal_one_pass(cuts: list[int], mean: float) -> None:
+    """Any number of shares, some of one token, some empty."""
+    samples = make_samples(DESIGNS["both"], mean=mean)
+    bounds = zip([0, *cuts], [*cuts, 400], strict=True)
+    shares = [samples.part(start, stop).moments() for start, stop in bounds]
+    merged = shares[0]
+    for share in shares[1:]:
+        merged = merged.merge(share)
+    assert_same(merged, samples.moments())
+
+
+def test_the_order_and_grouping_of_merges_do_not_matter() -> None:
+    samples = make_samples(DESIGNS["same"], mean=50.0)
+    a, b, c = (samples.part(start, stop).moments() for start, stop in ((0, 30), (30, 31), (31, 400)))
+    assert_same(c.merge(b.merge(a)), a.merge(b).merge(c))
+
+
+def test_empty_moments_merge_to_empty_ones_and_answer_without_nan() -> None:
+    layout = make_samples(DESIGNS["same"]).layout
+    merged = Moments(layout).merge(Moments(layout))
+    merged.update(torch.zeros(0, len(layout.blocks), layout.width), torch.zeros(0, len(layout.outputs), layout.width))
+    assert merged.count == 0
+    assert all(torch.isfinite(tensor).all() for tensor in tensors_of(merged).values())
+
+
+def test_one_token_has_no_variance() -> None:
+    moments = make_samples(DESIGNS["same"], mean=1000.0).part(0, 1).moments()
+    assert float(moments.design((Block(0, "keys"),)).abs().max()) == 0.0
+
+
+def test_moments_go_on_after_a_merge() -> None:
+    samples = make_samples(DESIGNS["same"])
+    merged = samples.part(0, 100).moments().merge(samples.part(100, 200).moments())
+    merged.update(samples.x[200:], samples.y[200:])
+    assert_same(merged, samples.moments())
+
+
+def test_other_layouts_are_not_merged() -> None:
+    with pytest.raises(KvxferError, match="cannot be merged"):
+        make_samples(DESIGNS["same"]).moments().merge(make_samples(DESIGNS["both"]).moments())
+
+
+@pytest.mark.parametrize("features", ALL, ids=lambda f: f.name)
+def test_held_out_r2_from_moments_equals_that_from_samples(features: Features) -> None:
+    samples = make_samples(features, mean=20.0)
+    generator = torch.Generator().manual_seed(5)
+    for kind in KINDS:
+        blocks, outputs = features.blocks(kind, [0, 1]), [(0, kind), (1, kind)]
+        x, y = samples.design(blocks), samples.targets(outputs)
+        weight = torch.randn(x.shape[1], y.shape[1], generator=generator, dtype=torch.float64) * 0.1
+        bias = torch.randn(y.shape[1], generator=generator, dtype=torch.float64)
+        found = HeldOut(samples.moments(), blocks, outputs).r2(weight, bias)
+        for n, score in enumerate(found):
+            columns = slice(n * 6, (n + 1) * 6)
+            expected = reference_r2(x, y[:, columns], weight[:, columns], bias[columns], heads=2)
+            assert float((score - expected).abs() / expected.abs()) < 1e-8
+
+
+@pytest.mark.parametrize("value", [0.0, 1.1, 1e4])
+def test_a_head_that_does_not_vary_counts_as_zero(value: float) -> None:
+    """And so does everything where there is one token only: no infinity gets into a report."""
+    samples = make_samples(DESIGNS["same"], mean=5.0)
+    samples.y[:, 0, :3] = value
+    blocks, outputs = DESIGNS["same"].blocks("keys", [0]), [(0, "keys")]
+    weight, bias = torch.full((6, 6), 0.1).double(), samples.targets(outputs).mean(0)
+    score = HeldOut(samples.moments(), blocks, outputs).r2(weight, bias)
+    varying = samples.y[:, 0, 3:].double()
+    residual = (samples.design(blocks) @ weight[:, 3:] + bias[3:] - varying).square().sum()
+    expected = (1 - residual / (varying - varying.mean(0)).square().sum()) / 2
+    assert float(score) == pytest.approx(float(expected), rel=1e-8)
+    assert float(HeldOut(samples.part(0, 1).moments(), blocks, outputs).r2(weight, bias)) == 0.0
+
+
+def test_same_keeps_no_product_of_keys_with_values() -> None:
+    layout = make_samples(DESIGNS["same"]).layout
+    for i, block in enumerate(layout.blocks):
+        assert {layout.blocks[j].kind for j in layout.products[i]} == {block.kind}
+        assert {layout.outputs[o][1] for o in layout.targets[i]} == {block.kind}
+
+
+def test_missing_products_and_blocks_are_refused_by_name() -> None:
+    moments = make_samples(DESIGNS["same"]).moments()
+    with pytest.raises(KvxferError, match=r"keys\.0, values\.1.*calibration\.features=both"):
+        moments.design((Block(0, "keys"), Block(1, "values")))
+    with pytest.raises(KvxferError, match=r"keys\.0 with the target's values.*calibration\.features=both"):
+        moments.targets((Block(0, "keys"),), [(0, "values")])
+    with pytest.raises(KvxferError, match=r"no block keys\.0@-1"):
+        moments.design((Block(0, "keys", -1),))
+
+
+@pytest.mark.parametrize("features", ALL, ids=lambda f: f.name)
+def test_bytes_of_the_layout_are_those_of_the_tensors(features: Features) -> None:
+    samples = make_samples(features)
+    state = Moments(samples.layout).state()
+    assert samples.layout.bytes == sum(tensor.numel() * tensor.element_size() for tensor in state.values())
+
+
+def test_richer_designs_keep_more_and_serve_the_leaner() -> None:
+    sizes = [make_samples(DESIGNS[name]).layout.bytes for name in ("same", "both", "previous")]
+    assert sizes == sorted(sizes)
+    assert DESIGNS["previous"].covers(DESIGNS["same"])
+    assert not DESIGNS["same"].covers(DESIGNS["both"])
+    samples = make_samples(DESIGNS["previous"])
+    blocks = DESIGNS["same"].blocks("values", [0, 2])
+    x = samples.design(blocks)
+    a = x - x.mean(0)
+    assert relative_error(samples.moments().design(blocks), a.T @ a) < 1e-9
+
+
+def test_layout_and_moments_come_back_from_disk_bit_by_bit(tmp_path: Path) -> None:
+    samples: Samples = make_samples(DESIGNS["previous"])
+    assert Layout.from_dict(samples.layout.to_dict()) == samples.layout
+    moments = samples.moments()
+    moments.save(tmp_path / "fit.safetensors")
+    loaded = Moments.load(tmp_path / "fit.safetensors")
+    assert (loaded.count, loaded.layout) == (moments.count, moments.layout)
+    assert all(torch.equal(loaded.state()[name], tensor) for name, tensor in moments.state().items())
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "other", "gone"])
+def test_a_damaged_file_is_named(damage: str, tmp_path: Path) -> None:
+    path = tmp_path / "fit.safetensors"
+    make_samples(DESIGNS["same"]).moments().save(path)
+    if damage == "gone":
+        path.unlink()
+    else:
+        path.write_bytes({"cut": path.read_bytes()[:-100], "empty": b"", "other": b"\x02" + b"\0" * 7 + b"{}"}[damage])
+    with pytest.raises(KvxferError, match=r"fit\.safetensors.*force=true"):
+        Moments.load(path)
+
+
+def test_block_names_round_trip_and_wrong_ones_are_refused() -> None:
+    for block in (Block(12, "keys"), Block(3, "values", -1)):
+        assert Block.parse(block.name) == block
+    for name in ("queries.1", "keys.x", "keys", ""):
+        with pytest.raises(KvxferError, match="no block name"):
+            Block.parse(name)
