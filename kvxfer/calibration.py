@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -139,19 +138,15 @@ def accumulate(
     rows: dict[str, Rows],
     spec: CalibrationSpec,
     skip_first: int,
-    work: Path,
-    home: str | torch.device,
-    advance: Any,
-) -> PassState:
-    """Run the pass (or the rest of a killed one) and leave one moments file per split in ``work``.
+    state: PassState,
+    advance: Callable[[int], None],
+) -> None:
+    """Run the pass (or the rest of a killed one) and leave one moments file per split in the state's directory.
 
     Order, batches and dtypes do not depend on when the pass was interrupted, so neither do the sums.
     """
-    layout = layout_for(pair, spec)
     length = next(iter(rows.values())).tokens.shape[1]
-    extract = Extractor(pair, layout, length, skip_first, spec.stride)
-    state = PassState.resume(work, layout, home, pair.target.geometry.vocabulary)
-    advance(state.tokens_read)
+    extract = Extractor(pair, state.layout, length, skip_first, spec.stride)
     saved = time.monotonic()
     for split in CALIBRATION_SPLITS[CALIBRATION_SPLITS.index(state.split) :] if state.split else ():
         for start, ids in _batches(rows[split].tokens, spec.batch_size, state.next_row):
@@ -172,7 +167,6 @@ def accumulate(
                 state.save()
                 saved = time.monotonic()
         state.finish_split(CALIBRATION_SPLITS)
-    return state
 
 
 def _batches(tokens: Tensor, size: int, first: int) -> Iterator[tuple[int, Tensor]]:

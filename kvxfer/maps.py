@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -51,8 +51,7 @@ class CacheMap:
     @property
     def hash(self) -> str:
         """The map's name: the SHA-256 of its manifest, which holds that of its tensors."""
-        text = json.dumps(self.manifest, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()
+        return _digest(self.manifest)
 
     def save(self, directory: Path) -> CacheMap:
         """Write both files and return the map with its manifest completed."""
@@ -60,7 +59,6 @@ class CacheMap:
         for (layer, kind), part in self.layers.items():
             tensors[f"{kind}.{layer}.weight"] = part.weight.contiguous()
             tensors[f"{kind}.{layer}.bias"] = part.bias.contiguous()
-        save_file(tensors, directory / TENSORS, metadata={"format": "pt"})
         blocks = {f"{k}.{layer}": [b.name for b in part.blocks] for (layer, k), part in self.layers.items()}
         manifest = {
             **self.manifest,
@@ -69,8 +67,10 @@ class CacheMap:
             "dtype": "float32",
             "blocks": blocks,
             "parameters": self.parameters,
-            "sha256": file_sha256(directory / TENSORS),
         }
+        # Each file vouches for the other: the tensors' header holds the manifest's hash, the manifest the tensors'.
+        save_file(tensors, directory / TENSORS, metadata={"manifest": _digest(manifest)})
+        manifest["sha256"] = file_sha256(directory / TENSORS)
         write_json(directory / MANIFEST, manifest)
         return CacheMap(self.layers, manifest)
 
@@ -97,6 +97,10 @@ class CacheMap:
                 "manifest gives: the map is damaged or was altered"
             )
         try:
+            with safe_open(directory / TENSORS, framework="pt") as file:
+                vouched = (file.metadata() or {}).get("manifest")
+            if vouched != _digest({key: value for key, value in manifest.items() if key != "sha256"}):
+                raise KvxferError("it was altered after the tensors were written")
             layers = _layers(manifest["blocks"], load_file(directory / TENSORS))
         except (KeyError, ValueError, TypeError, AttributeError, KvxferError, SafetensorError) as error:
             raise KvxferError(f"{directory / MANIFEST} does not describe its tensors ({error})") from error
@@ -110,6 +114,10 @@ class CacheMap:
         """Keep a result about this map beside it."""
         (directory / EVIDENCE).mkdir(exist_ok=True)
         write_json(directory / EVIDENCE / f"{name}.json", {"map": self.hash, **evidence})
+
+
+def _digest(manifest: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def _layers(named: Any, tensors: dict[str, Tensor]) -> dict[Output, LinearLayer]:

@@ -82,10 +82,9 @@ def relative_depth(content: KV, layers: int) -> KV:
 
 
 def donors_of(documents: list[str]) -> list[int]:
-    """For each row another row of another document: the nearest one that follows it in the batch, going round."""
+    """For each row another row of another document (there must be two): the next one in the batch, going round."""
     count = len(documents)
-    result = []
-    for row, document in enumerate(documents):
-        others = ((row + step) % count for step in range(1, count))
-        result.append(next((other for other in others if documents[other] != document), row))
-    return result
+    return [
+        next(other % count for other in range(row + 1, row + count) if documents[other % count] != document)
+        for row, document in enumerate(documents)
+    ]

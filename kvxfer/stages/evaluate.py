@@ -46,7 +46,7 @@ def evaluate(settings: EvaluateSettings, show: bool = True) -> list[Path]:
             columns = _columns(settings, cache_map)
             name = f"{columns['pair']}/{columns['features']}-{columns['solver']}-{columns['penalty']}-{columns['rank']}"
             tags = tuple(str(columns[key]) for key in ("pair", "solver", "penalty", "rank", "features"))
-            about = {**columns, **config, "inputs": {"train": directory.name, "map": cache_map.hash}}
+            about = {**columns, "config": config, "inputs": {"train": directory.name, "map": cache_map.hash}}
             group = settings.logger.group or settings.pair.label
             with open_loggers(settings.logger, run.work, run.id, "evaluate", name, about, group, tags) as out:
                 results = _evaluate(settings, run, cache_map, directory)

@@ -141,6 +141,9 @@ def _training(conf: Any) -> dict[str, Any]:
     penalty_class = _choice(PENALTIES, conf.penalty.name, "penalty")
     rank_class = _choice(RANKS, conf.rank.name, "rank")
     solver_class = _choice(SOLVERS, conf.solver.name, "solver")
+    if isinstance(conf.penalty.lam, int):
+        # 1 and 1.0 are the same question and must have the same id.
+        conf.penalty.lam = float(conf.penalty.lam)
     penalty = penalty_class(**vars(conf.penalty))
     rank = rank_class(**vars(conf.rank))
     solver = solver_class(**vars(conf.solver), features=features, penalty=penalty, rank=rank)

@@ -33,7 +33,7 @@ def train(settings: TrainSettings) -> Path:
             return run.path
         moments = find_calibration(settings)
         columns, config = settings.columns(), settings.solver_config
-        about = {**columns, **config, "inputs": {"calibrate": moments.name}}
+        about = {**columns, "config": config, "inputs": {"calibrate": moments.name}}
         name = f"{columns['pair']}/{columns['features']}-{columns['solver']}-{columns['penalty']}-{columns['rank']}"
         tags = tuple(str(columns[key]) for key in ("pair", "solver", "penalty", "rank", "features"))
         group = settings.logger.group or settings.pair.label
