@@ -123,7 +123,8 @@ def test_a_sweep_is_one_group_from_one_calibration_and_goes_on_where_it_was_kill
 
     # As after a kill during one job: its directory is not there, a hidden one with half of it is.
     lost, kept = maps[2], {p: (p / "run.json").read_bytes() for p in maps if p != maps[2]}
-    shutil.move(lost, lost.with_name(f".{lost.name}.partial"))
+    half = shutil.move(lost, lost.with_name(f".{lost.name}.partial"))
+    (half / "run.json").unlink()
     shutil.rmtree(tmp_path / "outputs" / "wandb")
     again = command("train.py", *sweep, folder=tmp_path)
     assert again.returncode == 0, again.stderr
