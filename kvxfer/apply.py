@@ -80,11 +80,12 @@ class Mapper:
         pair: Pair | None = None,
     ) -> None:
         self.pair, self.relu, self.relu_layers = pair, cache_map.relu, cache_map.relu_layers
-        shared: dict[tuple[tuple[Block, ...], int, int], list[Output]] = {}
+        shared: dict[tuple[tuple[Block, ...], int, int, bool], list[Output]] = {}
         for output, layer in cache_map.layers.items():
-            shared.setdefault((layer.blocks, layer.groups, layer.weight.shape[-1]), []).append(output)
+            form = (layer.blocks, layer.groups, layer.weight.shape[-1], layer.right is None)
+            shared.setdefault(form, []).append(output)
         self.products = []
-        for (blocks, groups, _), outputs in shared.items():
+        for (blocks, groups, *_), outputs in shared.items():
             parts = [cache_map.layers[output] for output in outputs]
             weight = torch.cat([part.weight for part in parts], dim=2).to(device, dtype)
             bias = torch.stack([part.bias for part in parts]).to(device, dtype)

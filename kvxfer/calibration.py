@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from kvxfer import rope
 from kvxfer.checkpoints import PassState
 from kvxfer.corpus import Rows
 from kvxfer.errors import KvxferError
-from kvxfer.extras import RandomRelu, TargetTokens, extra_widths, relu_inputs
+from kvxfer.extras import TargetTokens, extra_widths, relu_for, relu_inputs
 from kvxfer.features import DESIGNS, Block, Features
 from kvxfer.hf import LoadedModel
 from kvxfer.kv import KV, LayerTensors
@@ -106,11 +105,7 @@ class Extractor:
         self.pair, self.layout = pair, layout
         self.kept = kept_positions(length, skip_first, stride)
         self.angles = {which: pair.side(which).cos_sin(length) for which in ("source", "target")}
-        self.relu: RandomRelu | None = None
-        widths = dict(zip(layout.blocks, layout.widths, strict=True))
-        if (block := Block(0, "random_relu")) in widths:
-            inputs = len(relu_inputs(layout.source_layers)) * pair.source.geometry.kv_width
-            self.relu = RandomRelu.draw(inputs, widths[block])
+        self.relu = relu_for(layout)
 
     def _columns(self, which: Side, kv: KV, layer: int, kind: str, offset: int) -> Float[Tensor, "tokens width"]:
         """One layer's kept tokens (or those ``-offset`` before them; zeros before the row's start)."""
@@ -173,19 +168,15 @@ def accumulate(
     rows: dict[str, Rows],
     spec: CalibrationSpec,
     skip_first: int,
-    work: Path,
-    home: str | torch.device,
-    advance: Any,
-) -> PassState:
-    """Run the pass (or the rest of a killed one) and leave one moments file per split in ``work``.
+    state: PassState,
+    advance: Callable[[int], None],
+) -> None:
+    """Run the pass (or the rest of a killed one) and leave one moments file per split in the state's directory.
 
     Order, batches and dtypes do not depend on when the pass was interrupted, so neither do the sums.
     """
-    layout = layout_for(pair, spec)
     length = next(iter(rows.values())).tokens.shape[1]
-    extract = Extractor(pair, layout, length, skip_first, spec.stride)
-    state = PassState.resume(work, layout, home, pair.target.geometry)
-    advance(state.tokens_read)
+    extract = Extractor(pair, state.layout, length, skip_first, spec.stride)
     saved = time.monotonic()
     for split in CALIBRATION_SPLITS[CALIBRATION_SPLITS.index(state.split) :] if state.split else ():
         for start, ids in _batches(rows[split].tokens, spec.batch_size, state.next_row):
@@ -210,7 +201,6 @@ def accumulate(
                 state.save()
                 saved = time.monotonic()
         state.finish_split(CALIBRATION_SPLITS)
-    return state
 
 
 def _batches(tokens: Tensor, size: int, first: int) -> Iterator[tuple[int, Tensor]]:

@@ -6,25 +6,24 @@ import hashlib
 import importlib
 import logging
 import os
+import re
 import sys
 import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from kvxfer.config import compose, config_directory, register, to_settings
 from kvxfer.errors import KvxferError
-from kvxfer.features import DESIGNS
-
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
+from kvxfer.features import DEMO
 
 log = logging.getLogger("kvxfer")
 
@@ -49,7 +48,10 @@ def demo() -> None:
 
     def run(started: Callable[[], None]) -> None:
         overrides = sys.argv[1:]
-        configs = {name: compose("evaluate", [*overrides, f"features={name}"]) for name in DESIGNS}
+        if {"-h", "--help"} & set(overrides):
+            print("kvxfer-demo [overrides of evaluate.py]: evaluate the designs " + ", ".join(DEMO))
+            return
+        configs = {name: compose("evaluate", [*overrides, f"features={name}"]) for name in DEMO}
         settings = {name: to_settings("evaluate", config) for name, config in configs.items()}
         started()
         for path in importlib.import_module("kvxfer.stages.compare").compare(settings):
@@ -66,12 +68,24 @@ def main(stage: str) -> None:
 
     def run(started: Callable[[], None]) -> None:
         register()
+        jobs = 0
+        failures: list[KvxferError] = []
 
         def task(cfg: DictConfig) -> None:
+            nonlocal jobs
             started()
-            _run(stage, cfg)
+            jobs += 1
+            try:
+                _run(stage, cfg)
+            except KvxferError as error:
+                # Hydra would print a line of its own about an error that reaches it.
+                failures.append(error)
 
         hydra.main(version_base="1.3", config_path=str(config_directory()), config_name=stage)(task)()
+        if failures and jobs > 1:
+            raise KvxferError(f"{len(failures)} of {jobs} jobs failed") from failures[0]
+        if failures:
+            raise failures[0]
 
     _guarded(run)
 
@@ -91,7 +105,7 @@ def _guarded(run: Callable[[Callable[[], None]], None]) -> None:
         known = isinstance(error, KvxferError | HydraException | OmegaConfBaseException)
         if wants_traceback or (begun.is_set() and not known):
             raise
-        sys.exit(f"error: {one_line(error)}")
+        sys.exit(f"error: {wrong_option(sys.argv[1:], error) or one_line(error)}")
 
 
 def _run(stage: str, cfg: DictConfig) -> None:
@@ -121,16 +135,29 @@ def one_line(error: BaseException) -> str:
     """An error's message without line breaks, and without Hydra's list of search paths."""
     text = str(error).split("Config search path:")[0]
     cause = error.__cause__
-    if isinstance(cause, OmegaConfBaseException | HydraException) and str(cause) not in text:
+    from_hydra = isinstance(error, HydraException)
+    if from_hydra and isinstance(cause, OmegaConfBaseException | HydraException) and str(cause) not in text:
         text += f": {str(cause).splitlines()[0]}"
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if "Available options" in text:
         first = next(i for i, line in enumerate(lines) if line.startswith("Available options"))
         lines = [*lines[:first], f"{lines[first]} {', '.join(lines[first + 1 :])}"]
     line = ". ".join(line.rstrip(".") for line in lines)
-    # A hint that would only make Hydra swallow the typo: keys are checked against the schema.
-    line = line.split(". To append to your config use")[0]
+    # Hydra's hint would only make it swallow the typo.
+    line = re.sub(r"\. To append to your (config|default list) use .*", ": no such key (--cfg job shows all)", line)
     return line or type(error).__name__
+
+
+def wrong_option(arguments: list[str], error: BaseException) -> str | None:
+    """What is wrong where Hydra refuses the type of an option's name (``rank=8``); its own message names no group."""
+    if not str(error).startswith("Config group override must be a string"):
+        return None
+    for argument in arguments:
+        group, _, value = argument.partition("=")
+        options = sorted(file.stem for file in (config_directory() / group).glob("*.yaml")) if group else []
+        if options and not set(value.split(",")) <= set(options):
+            return f"{argument}: choose an option of {group!r}: {', '.join(options)}"
+    return None
 
 
 def set_up_logging() -> None:

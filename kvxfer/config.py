@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional, Union
 
@@ -10,7 +10,7 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from kvxfer.errors import KvxferError
 
@@ -95,6 +95,9 @@ class FeaturesConf:
     name: str = MISSING
     kinds: str | None = None
     previous: int | None = None
+    target_embedding: int | None = None
+    target_layer0: bool | None = None
+    random_relu: int | None = None
 
 
 @dataclass
@@ -224,6 +227,16 @@ def compose(stage: str, overrides: list[str]) -> DictConfig:
         return hydra_compose(stage, overrides)
 
 
+def _refuse_unknown_keys(conf: Any, prefix: str) -> None:
+    """``+key=value`` adds keys that no schema has: they would be ignored, or break something far from here."""
+    known = [item.name for item in fields(conf)]
+    for key, value in vars(conf).items():
+        if key not in known:
+            raise KvxferError(f"{prefix}{key}: no such key; {prefix or 'the config '}has {', '.join(known)}")
+        if is_dataclass(value):
+            _refuse_unknown_keys(value, f"{prefix}{key}.")
+
+
 def to_settings(
     stage: str, cfg: DictConfig, group: str | None = None
 ) -> CalibrateSettings | TrainSettings | EvaluateSettings:
@@ -239,8 +252,13 @@ def to_settings(
 
     try:
         conf: Any = OmegaConf.to_object(cfg)
+    except MissingMandatoryValue as error:
+        raise KvxferError(f"{error.full_key} is not set: give it a value with {error.full_key}=...") from error
     except OmegaConfBaseException as error:
-        raise KvxferError(" ".join(str(error).split())) from error
+        raise KvxferError(f"{error.full_key}: {str(error).splitlines()[0]}") from error
+    if not isinstance(conf, SCHEMAS[stage]):
+        raise KvxferError(f"the config (-cn) is not one of the {stage} stage: choose one that builds on {stage}")
+    _refuse_unknown_keys(conf, "")
     if conf.logger.group is None:
         conf.logger.group = group
     build = {"calibrate": settings.calibrate, "train": settings.train, "evaluate": settings.evaluate}

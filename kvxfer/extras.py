@@ -12,6 +12,7 @@ from torch import Tensor
 from kvxfer.errors import KvxferError
 from kvxfer.features import Block, Features
 from kvxfer.kv import KV
+from kvxfer.layout import Layout
 
 if TYPE_CHECKING:
     from kvxfer.pairs import Pair
@@ -46,6 +47,14 @@ class RandomRelu:
 def relu_inputs(layers: list[int]) -> list[Block]:
     """The source blocks that random features read, in order."""
     return [Block(layer, kind) for layer in layers for kind in ("keys", "values")]
+
+
+def relu_for(layout: Layout) -> RandomRelu | None:
+    """The random features of a layout, or None if it keeps none: a function of its layers and widths alone."""
+    widths = dict(zip(layout.blocks, layout.widths, strict=True))
+    if (block := Block(0, "random_relu")) not in widths:
+        return None
+    return RandomRelu.draw(len(relu_inputs(layout.source_layers)) * layout.width, widths[block])
 
 
 def extra_widths(features: Features, pair: Pair) -> dict[str, int]:

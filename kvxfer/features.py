@@ -102,9 +102,14 @@ class Features:
 
     def joined(self, other: Features) -> Features:
         """A design whose moments serve both."""
+        if other.covers(self):
+            return other
+        if self.covers(other):
+            return self
         if self.random_relu and other.random_relu not in (0, self.random_relu):
             raise KvxferError(
-                f"features.random_relu={other.random_relu} differs from the calibration's {self.random_relu}"
+                f"features.random_relu={other.random_relu} is not the {self.random_relu} of pair.features="
+                f"{self.name}: set calibration.features"
             )
         embeddings = [f.target_embedding for f in (self, other) if f.target_embedding is not None]
         return Features(
@@ -122,5 +127,9 @@ DESIGNS = {
     "both": Features("both", kinds="both"),
     "previous": Features("previous", kinds="both", previous=1),
     "embedding": Features("embedding", kinds="both", target_embedding=2),
+    "layer0": Features("layer0", kinds="both", target_layer0=True),
     "relu": Features("relu", kinds="both", random_relu=1500),
 }
+
+DEMO = ("same", "both", "previous")
+"""The designs that ``make demo`` compares."""

@@ -8,15 +8,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from kvxfer.errors import KvxferError
+from kvxfer.extras import RandomRelu, relu_inputs
 from kvxfer.features import KINDS, Block
 from kvxfer.moments import Output
 from kvxfer.runs import file_sha256, read_json, write_json
@@ -28,21 +29,29 @@ MANIFEST, TENSORS, EVIDENCE = "manifest.json", "map.safetensors", "evidence"
 
 @dataclass(frozen=True)
 class CacheMap:
-    """For every target layer and kind, a linear function of source blocks, and the manifest that names its pair."""
+    """For every target layer and kind, a linear function of blocks, and the manifest that names its pair.
+
+    Attributes:
+        relu: the random features that some layers read, or None.
+        relu_layers: the source layers that the random features read, ascending.
+    """
 
     layers: dict[Output, LinearLayer]
     manifest: dict[str, Any]
+    relu: RandomRelu | None = None
+    relu_layers: list[int] = field(default_factory=list)
 
     @property
     def parameters(self) -> int:
-        """Numbers in the map."""
-        return sum(layer.parameters for layer in self.layers.values())
+        """Numbers in the map, the random features' own included."""
+        random = 0 if self.relu is None else self.relu.weight.numel() + self.relu.bias.numel()
+        return random + sum(layer.parameters for layer in self.layers.values())
 
     @property
     def form(self) -> str:
-        """What the tensors are: full-head or head-local weights, whole or in two factors."""
-        layer = next(iter(self.layers.values()))
-        return ("full_head" if layer.groups == 1 else "head_local") + ("" if layer.right is None else "_low_rank")
+        """What the tensors are: full-head or head-local weights, whole or (some of them) in two factors."""
+        heads = "full_head" if next(iter(self.layers.values())).groups == 1 else "head_local"
+        return heads + ("_low_rank" if any(layer.right is not None for layer in self.layers.values()) else "")
 
     @property
     def bytes(self) -> int:
@@ -51,24 +60,33 @@ class CacheMap:
 
     @property
     def flops_per_token(self) -> float:
-        """FLOPs to map one token: two per weight, one per bias."""
-        return float(sum(layer.flops for layer in self.layers.values()))
+        """FLOPs to map one token: two per weight, one per bias, and the target's first layer if a layer reads it.
+
+        That layer costs its two projections of the embedding. An embedding itself is a look-up and costs nothing.
+        """
+        flops = sum(layer.flops for layer in self.layers.values())
+        if self.relu is not None:
+            flops += 2 * self.relu.weight.numel() + self.relu.bias.numel()
+        if any(block.kind.startswith("layer0") for layer in self.layers.values() for block in layer.blocks):
+            width = next(iter(self.layers.values())).bias.numel()
+            flops += 2 * 2 * _hidden(self.manifest) * width
+        return float(flops)
 
     @property
     def hash(self) -> str:
         """The map's name: the SHA-256 of its manifest, which holds that of its tensors."""
-        text = json.dumps(self.manifest, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()
+        return _digest(self.manifest)
 
     def save(self, directory: Path) -> CacheMap:
         """Write both files and return the map with its manifest completed."""
-        tensors = {}
+        tensors: dict[str, Tensor] = {}
         for (layer, kind), part in self.layers.items():
             tensors[f"{kind}.{layer}.weight"] = part.weight.contiguous()
             tensors[f"{kind}.{layer}.bias"] = part.bias.contiguous()
             if part.right is not None:
                 tensors[f"{kind}.{layer}.right"] = part.right.contiguous()
-        save_file(tensors, directory / TENSORS, metadata={"format": "pt"})
+        if self.relu is not None:
+            tensors |= {"relu.weight": self.relu.weight, "relu.bias": self.relu.bias}
         blocks = {f"{k}.{layer}": [b.name for b in part.blocks] for (layer, k), part in self.layers.items()}
         manifest = {
             **self.manifest,
@@ -77,10 +95,14 @@ class CacheMap:
             "dtype": "float32",
             "blocks": blocks,
             "parameters": self.parameters,
-            "sha256": file_sha256(directory / TENSORS),
         }
+        if self.relu is not None:
+            manifest["relu_layers"] = self.relu_layers
+        # Each file vouches for the other: the tensors' header holds the manifest's hash, the manifest the tensors'.
+        save_file(tensors, directory / TENSORS, metadata={"manifest": _digest(manifest)})
+        manifest["sha256"] = file_sha256(directory / TENSORS)
         write_json(directory / MANIFEST, manifest)
-        return CacheMap(self.layers, manifest)
+        return CacheMap(self.layers, manifest, self.relu, self.relu_layers)
 
     @staticmethod
     def load(directory: Path) -> CacheMap:
@@ -105,10 +127,16 @@ class CacheMap:
                 "manifest gives: the map is damaged or was altered"
             )
         try:
-            layers = _layers(manifest["blocks"], load_file(directory / TENSORS))
+            with safe_open(directory / TENSORS, framework="pt") as file:
+                vouched = (file.metadata() or {}).get("manifest")
+            if vouched != _digest({key: value for key, value in manifest.items() if key != "sha256"}):
+                raise KvxferError("it was altered after the tensors were written")
+            tensors = load_file(directory / TENSORS)
+            relu, relu_layers = _relu(manifest, tensors)
+            layers = _layers(manifest, tensors, relu)
         except (KeyError, ValueError, TypeError, AttributeError, KvxferError, SafetensorError) as error:
             raise KvxferError(f"{directory / MANIFEST} does not describe its tensors ({error})") from error
-        return CacheMap(layers, manifest)
+        return CacheMap(layers, manifest, relu, relu_layers)
 
     def require(self, pair: Mapping[str, Any]) -> None:
         """Refuse a pair that is not the one this map was fitted for, naming the first field that differs."""
@@ -120,8 +148,31 @@ class CacheMap:
         write_json(directory / EVIDENCE / f"{name}.json", {"map": self.hash, **evidence})
 
 
-def _layers(named: Any, tensors: dict[str, Tensor]) -> dict[Output, LinearLayer]:
+def _digest(manifest: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _hidden(manifest: Mapping[str, Any]) -> int:
+    """Columns of the target's embedding."""
+    return manifest["pair"]["target"]["geometry"]["hidden"]
+
+
+def _relu(manifest: Mapping[str, Any], tensors: dict[str, Tensor]) -> tuple[RandomRelu | None, list[int]]:
+    """The random features that the tensors hold, taken out of them, and the source layers that these read."""
+    layers = [int(layer) for layer in manifest.get("relu_layers", [])]
+    weight, bias = tensors.pop("relu.weight", None), tensors.pop("relu.bias", None)
+    if weight is None and bias is None and not layers:
+        return None, []
+    if weight is None or bias is None or not layers or weight.shape[1:] != bias.shape:
+        raise ValueError("relu.weight, relu.bias and relu_layers do not fit")
+    return RandomRelu(weight, bias), layers
+
+
+def _layers(
+    manifest: Mapping[str, Any], tensors: dict[str, Tensor], relu: RandomRelu | None
+) -> dict[Output, LinearLayer]:
     """The layers that a manifest's blocks and the tensors make up: all of them, each of its blocks' width."""
+    named = manifest["blocks"]
     layers = {}
     for name, blocks in named.items():
         kind, _, layer = name.partition(".")
@@ -129,8 +180,11 @@ def _layers(named: Any, tensors: dict[str, Tensor]) -> dict[Output, LinearLayer]
         weight, bias, right = tensors[f"{name}.weight"], tensors[f"{name}.bias"], tensors.get(f"{name}.right")
         groups, features, inner = weight.shape
         last = inner if right is None else right.shape[-1]
-        if (groups * features, groups * last) != (len(parts) * len(bias), len(bias)):
+        widths = [_width(part, len(bias), manifest, relu) for part in parts]
+        if (groups * features, groups * last) != (sum(widths), len(bias)) or any(width % groups for width in widths):
             raise ValueError(f"{name}: {len(parts)} blocks do not fit a weight of {tuple(weight.shape)}")
+        if groups > 1 and not all(part.is_source for part in parts):
+            raise ValueError(f"{name}: a head-local weight reads source blocks only")
         if right is not None and right.shape[:2] != (groups, inner):
             raise ValueError(f"{name}: factors of {tuple(weight.shape)} and {tuple(right.shape)} do not fit")
         layers[int(layer), kind] = LinearLayer(parts, weight, bias, right)
@@ -138,6 +192,17 @@ def _layers(named: Any, tensors: dict[str, Tensor]) -> dict[Output, LinearLayer]
     if not layers or set(layers) != {(layer, kind) for layer in range(biases // len(KINDS)) for kind in KINDS}:
         raise ValueError(f"{len(layers)} layers and kinds of {biases}")
     return layers
+
+
+def _width(block: Block, kv_width: int, manifest: Mapping[str, Any], relu: RandomRelu | None) -> int:
+    """Columns of a block where one layer's keys have ``kv_width``."""
+    if block.kind == "embedding":
+        return _hidden(manifest)
+    if block.kind != "random_relu":
+        return kv_width
+    if relu is None or len(relu.weight) != kv_width * len(relu_inputs(manifest["relu_layers"])):
+        raise ValueError("random_relu.0: relu.weight does not fit relu_layers")
+    return len(relu.bias)
 
 
 def _require_equal(ours: Any, theirs: Any, where: str) -> None:

@@ -27,11 +27,19 @@ Setting = dict[str, float]
 class Penalty(Protocol):
     """How a solve is penalised."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """The option's name."""
+        ...
 
     @property
     def candidates(self) -> tuple[Setting, ...]:
         """The settings to try; the best on the validation split is kept."""
+        ...
+
+    @property
+    def references(self) -> tuple[Setting, ...]:
+        """Settings that are scored beside the candidates, for the report, and never chosen."""
         ...
 
     @property
@@ -83,6 +91,11 @@ class Isotropic:
         """Every λ to try."""
         return tuple({"lam": lam} for lam in _lams(self.lam))
 
+    @property
+    def references(self) -> tuple[Setting, ...]:
+        """Nothing to compare with."""
+        return ()
+
     def solve(
         self, gram: Gram, right: Float[Tensor, "features columns"], setting: Setting, heads: list[int], metric: Any
     ) -> tuple[Float[Tensor, "features columns"], float]:
@@ -106,21 +119,26 @@ class Attention:
     """
 
     lam: float | str = "auto"
-    alpha: float | str = "auto"
+    alpha: float | str | None = "auto"
     name: str = "attention"
     needs_metric = True
 
     def __post_init__(self) -> None:
         _lams(self.lam)
-        known = self.alpha == "auto" if isinstance(self.alpha, str) else 0 <= self.alpha <= 1
-        if not known:
+        number = not isinstance(self.alpha, str | None) and 0 <= self.alpha <= 1
+        if self.alpha != "auto" and not number:
             raise KvxferError(f"penalty.alpha={self.alpha} must be a number from 0 to 1, or auto")
 
     @property
     def candidates(self) -> tuple[Setting, ...]:
         """Every λ with every α; equal scores favour the smaller α."""
-        alphas = ALPHA_GRID if isinstance(self.alpha, str) else (float(self.alpha),)
+        alphas = ALPHA_GRID if isinstance(self.alpha, str) else (float(self.alpha or 0.0),)
         return tuple({"lam": lam, "alpha": alpha} for alpha, lam in itertools.product(alphas, _lams(self.lam)))
+
+    @property
+    def references(self) -> tuple[Setting, ...]:
+        """Ridge at every λ, which a fixed α is compared with."""
+        return () if isinstance(self.alpha, str) else tuple({"lam": lam, "alpha": 0.0} for lam in _lams(self.lam))
 
     def solve(
         self, gram: Gram, right: Float[Tensor, "features columns"], setting: Setting, heads: list[int], metric: Metric

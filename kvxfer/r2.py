@@ -12,8 +12,6 @@ from kvxfer.features import Block
 from kvxfer.metrics import Metrics
 from kvxfer.moments import Moments, Output
 
-_TINY = torch.finfo(torch.float64).tiny
-
 
 class HeldOut:
     """The moments of one design and some outputs, gathered once to score any number of maps.
@@ -75,6 +73,7 @@ class HeldOut:
         """The same in the outputs' metric M: 1 - tr(M residual) / tr(M total) of each head, averaged over heads."""
         scores = []
         dim = self.shape[2]
+        rounding = torch.finfo(torch.float64).eps * self.count
         offset = self.mean_x @ weight + bias - self.mean_y
         for n, output in enumerate(self.outputs):
             metric = metrics.by_output[output].matrix
@@ -84,8 +83,9 @@ class HeldOut:
                 w, c, o = weight[:, columns], self.cross[:, columns], offset[columns]
                 half = w.T @ c
                 error = self.square[n, head] - half - half.T + w.T @ self.gram @ w + self.count * torch.outer(o, o)
-                total = (metric[head] * self.square[n, head]).sum().clamp_min(_TINY)
-                per_head.append(1 - (metric[head] * error).sum() / total)
+                total, mean = (metric[head] * self.square[n, head]).sum(), self.mean_y[columns]
+                varies = total > rounding * (mean @ metric[head] @ mean)
+                per_head.append(torch.where(varies, 1 - (metric[head] * error).sum() / total, 0.0))
             scores.append(torch.stack(per_head).mean())
         return torch.stack(scores)
 

@@ -14,7 +14,7 @@ from kvxfer.metrics import Metric
 
 Factors = tuple[Float[Tensor, "features rank"], Float[Tensor, "rank columns"]]
 
-AUTO_SHARES = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)
+AUTO_SHARES = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
 AUTO_LOSS = 0.005
 """``rank.r=auto`` takes the smallest rank whose validation R² is within this of the full map's."""
 
@@ -22,7 +22,10 @@ AUTO_LOSS = 0.005
 class Rank(Protocol):
     """A restriction of one output's weight."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """The option's name."""
+        ...
 
     @property
     def needs_metric(self) -> bool:
@@ -30,7 +33,7 @@ class Rank(Protocol):
         ...
 
     def ranks(self, width: int) -> tuple[int, ...]:
-        """The ranks to try for ``width`` output columns, ascending; none for no restriction."""
+        """The ranks to try for ``width`` output columns, ascending; none (or the width) for no restriction."""
         ...
 
     def to_dict(self) -> dict[str, object]:
@@ -84,7 +87,7 @@ class Reduced:
         return self.metric == "attention"
 
     def ranks(self, width: int) -> tuple[int, ...]:
-        """The ranks to try for ``width`` output columns."""
+        """The ranks to try for ``width`` output columns; the automatic choice may end at the width itself."""
         if isinstance(self.r, str):
             return tuple(sorted({max(1, round(share * width)) for share in AUTO_SHARES}))
         rank = max(1, round(self.r * width)) if isinstance(self.r, float) else int(self.r or 0)

@@ -28,8 +28,8 @@ from kvxfer.errors import KvxferError
 RECORD = "run.json"
 
 VERSIONS = {
-    "calibrate": 1,  # 1: first
-    "train": 1,  # 1: first
+    "calibrate": 2,  # 1: first; 2: moments hold the queries' metrics
+    "train": 2,  # 1: first; 2: maps may be factored, and are chosen by more dials
     "evaluate": 1,  # 1: first
     "compare": 1,  # 1: first
 }

@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from kvxfer import checkpoints, moments
-from kvxfer.calibration import CALIBRATION_SPLITS, CalibrationSpec, accumulate
+from kvxfer.calibration import CALIBRATION_SPLITS, CalibrationSpec, accumulate, layout_for
+from kvxfer.checkpoints import PassState
 from kvxfer.corpus import Rows, load_rows
 from kvxfer.pairs import Pair, PairSpec
 from kvxfer.stages.calibrate import REPORT, calibrate
@@ -111,6 +112,13 @@ class Disk:
         path.write_bytes(b"half a file")
 
 
+def run_pass(pair: Pair, rows: dict[str, Rows], spec: CalibrationSpec, work: Path) -> PassState:
+    """The pass, or the rest of it."""
+    state = PassState.resume(work, layout_for(pair, spec), "cpu", pair.target.geometry.vocabulary)
+    accumulate(pair, rows, spec, 4, state, lambda n: None)
+    return state
+
+
 def test_killed_between_any_two_writes(tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every moment at which the disk changes, some of them after another kill: the sums are the same bits."""
     calls, disk = remember_prefills(monkeypatch), Disk(monkeypatch)
@@ -119,7 +127,7 @@ def test_killed_between_any_two_writes(tiny_pair: Pair, tmp_path: Path, monkeypa
     spec = CalibrationSpec(batch_size=5, checkpoint_minutes=0.0, layers=(1,), stride=8)
 
     def run(work: Path) -> list[bytes]:
-        state = accumulate(tiny_pair, rows, spec, 4, work, "cpu", lambda n: None)
+        state = run_pass(tiny_pair, rows, spec, work)
         assert state.tokens_read == sum(r.tokens.numel() for r in rows.values())
         state.clear()
         assert sorted(path.name for path in work.iterdir()) == sorted(SPLIT_FILES)
@@ -136,7 +144,7 @@ def test_killed_between_any_two_writes(tiny_pair: Pair, tmp_path: Path, monkeypa
         for last in (moment, 4) if moment % 3 == 0 else (moment,):
             disk.count, disk.last = 0, last
             try:
-                accumulate(tiny_pair, rows, spec, 4, work, "cpu", lambda n: None)
+                run_pass(tiny_pair, rows, spec, work)
             except Killed:
                 continue
         disk.last, before = -1, len(calls)
@@ -154,4 +162,4 @@ def test_checkpoints_wait_for_their_time(tiny_pair: Pair, tmp_path: Path, monkey
         work = tmp_path / str(minutes)
         work.mkdir()
         spec = CalibrationSpec(batch_size=4, checkpoint_minutes=minutes, layers=(0,), stride=16)
-        assert accumulate(tiny_pair, rows, spec, 4, work, "cpu", lambda n: None).number == expected
+        assert run_pass(tiny_pair, rows, spec, work).number == expected

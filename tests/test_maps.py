@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -49,10 +50,26 @@ def saved(tmp_path: Path) -> tuple[CacheMap, Path]:
 
 
 def rewrite(directory: Path, change: Any) -> None:
-    """Change a manifest by hand."""
+    """Change a manifest, and make both files vouch for each other again as a forger would."""
     manifest = json.loads((directory / MANIFEST).read_text())
     changed = change(manifest)
-    (directory / MANIFEST).write_text(json.dumps(manifest if changed is None else changed))
+    manifest = manifest if changed is None else changed
+    if isinstance(manifest, dict):
+        core = {key: value for key, value in manifest.items() if key != "sha256"}
+        digest = hashlib.sha256(json.dumps(core, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+        save_file(load_file(directory / TENSORS), directory / TENSORS, metadata={"manifest": digest})
+        manifest["sha256"] = file_sha256(directory / TENSORS)
+    (directory / MANIFEST).write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize("key", ["longest_context", "blocks", "pair"])
+def test_a_manifest_that_was_changed_alone_is_refused(saved: tuple[CacheMap, Path], key: str) -> None:
+    _, directory = saved
+    manifest = json.loads((directory / MANIFEST).read_text())
+    manifest[key] = {"keys.0": ["values.0"]} if key == "blocks" else "another"
+    (directory / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(KvxferError, match="altered after"):
+        CacheMap.load(directory)
 
 
 def test_a_map_comes_back_bit_by_bit(saved: tuple[CacheMap, Path]) -> None:
@@ -111,7 +128,8 @@ def test_altered_tensors_are_refused(saved: tuple[CacheMap, Path]) -> None:
 def test_tensors_that_are_none_are_refused_even_with_their_digest(saved: tuple[CacheMap, Path]) -> None:
     _, directory = saved
     (directory / TENSORS).write_bytes(b"nothing of the kind")
-    rewrite(directory, lambda m: {**m, "sha256": file_sha256(directory / TENSORS)})
+    manifest = json.loads((directory / MANIFEST).read_text())
+    (directory / MANIFEST).write_text(json.dumps({**manifest, "sha256": file_sha256(directory / TENSORS)}))
     with pytest.raises(KvxferError, match="does not describe its tensors"):
         CacheMap.load(directory)
 
@@ -121,7 +139,7 @@ def test_a_missing_tensor_is_refused(saved: tuple[CacheMap, Path]) -> None:
     tensors = load_file(directory / TENSORS)
     del tensors["values.10.bias"]
     save_file(tensors, directory / TENSORS)
-    rewrite(directory, lambda m: {**m, "sha256": file_sha256(directory / TENSORS)})
+    rewrite(directory, lambda m: m)
     with pytest.raises(KvxferError, match=r"values\.10\.bias"):
         CacheMap.load(directory)
 

@@ -57,7 +57,7 @@ def handed_conditions(
     head, tail = prompt[:, :stop], prompt[:, stop:]
     exact = pair.target.prefill(head)
     content = pair.content("source", pair.source.prefill(head))
-    mapped = pair.rotated("target", mapper.map(content))
+    mapped = pair.rotated("target", mapper.map(content, head))
     copied = pair.rotated("target", relative_depth(content, exact.layers))
 
     def planned(cache: KV) -> KV:
@@ -82,10 +82,9 @@ def relative_depth(content: KV, layers: int) -> KV:
 
 
 def donors_of(documents: list[str]) -> list[int]:
-    """For each row another row of another document: the nearest one that follows it in the batch, going round."""
+    """For each row another row of another document (there must be two): the next one in the batch, going round."""
     count = len(documents)
-    result = []
-    for row, document in enumerate(documents):
-        others = ((row + step) % count for step in range(1, count))
-        result.append(next((other for other in others if documents[other] != document), row))
-    return result
+    return [
+        next(other % count for other in range(row + 1, row + count) if documents[other % count] != document)
+        for row, document in enumerate(documents)
+    ]

@@ -130,9 +130,21 @@ def batches(items: list[Item], size: int) -> Iterator[Batch]:
             yield Batch(part, torch.tensor([item.prompt for item in part]), context)
 
 
-def _parts(items: list[Item], size: int) -> Iterator[list[Item]]:
-    """Slices of about ``size``, none of a single item (it would have no other donor) where that can be helped."""
+def _parts(items: list[Item], size: int) -> list[list[Item]]:
+    """Slices of about ``size``; one that would hold a single document is joined to a neighbour, for want of a donor."""
     count = max(1, -(-len(items) // size))
     edges = [round(n * len(items) / count) for n in range(count + 1)]
+    part: list[Item] = []
+    parts: list[list[Item]] = []
     for start, stop in pairwise(edges):
-        yield items[start:stop]
+        part += items[start:stop]
+        if len({item.document for item in part}) > 1:
+            parts.append(part)
+            part = []
+    if not parts:
+        raise KvxferError(
+            f"{items[0].document} alone has answers of {len(items[0].answer)} tokens, and the wrong-donor control "
+            "needs two documents: raise eval.stories (toy) or corpus.rows.evaluation"
+        )
+    parts[-1] += part
+    return parts

@@ -28,6 +28,9 @@ DESIGNS = {
     "same": "keys from keys, values from values (the paper's form)",
     "both": "keys and values, each from both",
     "previous": "both, of this token and of the one before",
+    "embedding": "both, and the target's own embeddings of this token and of the two before",
+    "layer0": "both, and the target's own first layer of this token",
+    "relu": "both, and random ReLU features of all source layers",
 }
 INTRODUCTION = (
     "Two models of one family read the same text. The small one (the source) has already run; the large one (the"

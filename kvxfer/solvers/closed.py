@@ -56,7 +56,7 @@ class ClosedForm:
     name: str = "closed"
 
     def __post_init__(self) -> None:
-        if self.k != "auto" if isinstance(self.k, str) else self.k < 1:
+        if self.k != "auto" if isinstance(self.k, str) else self.k != int(self.k) or self.k < 1:
             raise KvxferError(f"solver.k={self.k} must be 1 or more source layers, or auto")
         for key, options in (("method", METHODS), ("selection", ("shared", "separate")), ("criterion", CRITERIA)):
             if getattr(self, key) not in options:

@@ -106,7 +106,8 @@ class Engine:
         weight = torch.zeros_like(design.cross)
         chosen: list[tuple[Setting, float]] = [({}, 0.0)] * len(design.outputs)
         curve = []
-        for setting in penalty.candidates:
+        known = [setting for setting in penalty.references if setting not in penalty.candidates]
+        for setting in (*penalty.candidates, *known):
 
             def solve(
                 gram: Gram, right: Tensor, part: Part, output: Output, setting: Setting = setting
@@ -117,6 +118,8 @@ class Engine:
             solution, spent = design.weights(solve, together=setting.get("alpha", 0.0) == 0)
             score = validation.score(solution, design.bias(solution), self.criterion)
             curve.append((setting, score.tolist()))
+            if setting in known:
+                continue
             for n in torch.nonzero(score > best).flatten().tolist():
                 weight[:, design.columns(n)] = solution[:, design.columns(n)]
                 chosen[n] = (setting, spent[n])
@@ -140,6 +143,10 @@ class Engine:
             metric = self.metrics.by_output[design.outputs[n]]
         options, curve = [], []
         for rank in tried:
+            if rank == inner:
+                options.append(layer)
+                curve.append([rank, self._score_one(design, n, weight)])
+                continue
             factors = [
                 reduce(piece, gram.matrix, rank, metric, part.heads)
                 for piece, gram, part in zip(pieces, design.grams, design.parts, strict=True)
@@ -147,8 +154,9 @@ class Engine:
             left, right = (torch.stack(side).float().contiguous() for side in zip(*factors, strict=True))
             options.append(LinearLayer(design.blocks, left, nothing, right))
             curve.append([rank, self._score_one(design, n, options[-1].dense().double())])
-        enough = self._score_one(design, n, weight) - AUTO_LOSS
-        pick = next((i for i, (_, score) in enumerate(curve) if score >= enough), len(tried) - 1)
+        # Ranks ascend, and an automatic choice ends with the whole width.
+        enough = curve[-1][1] - AUTO_LOSS
+        pick = next(i for i, (_, score) in enumerate(curve) if score >= enough)
         return options[pick], {"rank": tried[pick], "rank_curve": curve}
 
     def _score_one(self, design: _Design, n: int, weight: Float[Tensor, "features width"]) -> float:

@@ -11,7 +11,8 @@ import torch
 
 from kvxfer.features import Block
 from kvxfer.layout import Layout
-from kvxfer.solvers.closed import ClosedForm, Part
+from kvxfer.solvers.closed import ClosedForm
+from kvxfer.solvers.engine import Part
 
 
 @dataclass(frozen=True)

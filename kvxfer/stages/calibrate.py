@@ -7,11 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kvxfer.calibration import CALIBRATION_SPLITS, accumulate
+from kvxfer.calibration import CALIBRATION_SPLITS, accumulate, layout_for
 from kvxfer.checkpoints import PassState
 from kvxfer.corpus import Rows, load_rows
 from kvxfer.errors import KvxferError
 from kvxfer.loggers import RunLogger, open_loggers
+from kvxfer.metrics import METRICS, Metrics, merge_metrics, save_metrics
 from kvxfer.moments import Moments
 from kvxfer.pairs import Pair, load_pair
 from kvxfer.planning import plan_pass
@@ -43,8 +44,10 @@ def calibration_id(settings: CalibrateSettings, shard: bool = False) -> str:
 
 
 def load_splits(directory: Path) -> Splits:
-    """The moments of a finished calibration."""
-    return Splits(*(Moments.load(directory / f"{split}.safetensors") for split in CALIBRATION_SPLITS))
+    """The moments of a finished calibration, and its metrics if it kept any."""
+    fit, validation, held_out = (Moments.load(directory / f"{split}.safetensors") for split in CALIBRATION_SPLITS)
+    metrics = Metrics.load(directory / METRICS) if (directory / METRICS).is_file() else None
+    return Splits(fit, validation, held_out, metrics)
 
 
 def _calibrate_share(settings: CalibrateSettings) -> Path:
@@ -56,7 +59,7 @@ def _calibrate_share(settings: CalibrateSettings) -> Path:
         columns, tags = settings.columns(), (settings.pair.label, settings.corpus.name)
         name, group = f"{settings.pair.label}/calibrate", settings.logger.group or settings.pair.label
         with open_loggers(
-            settings.logger, run.work, run.id, "calibrate", name, {**columns, **config}, group, tags
+            settings.logger, run.work, run.id, "calibrate", name, {**columns, "config": config}, group, tags
         ) as out:
             _run_pass(settings, run, out)
         return run.commit()
@@ -72,11 +75,17 @@ def _run_pass(settings: CalibrateSettings, run: Run, out: RunLogger) -> None:
     for line in plan.lines():
         log.info(line)
     total = sum(counts.values()) * corpus.length
-    with progress(f"calibrate {pair.name}", total, "tokens") as advance:
-        state = accumulate(pair, rows, settings.calibration, corpus.skip_first, run.work, plan.home, advance)
+    layout = layout_for(pair, settings.calibration)
+    state = PassState.resume(run.work, layout, plan.home, pair.target.geometry)
+    if state.tokens_read:
+        log.info("going on after %s tokens", f"{state.tokens_read:,}")
+    with progress(f"calibrate {pair.name}", total, "tokens", done=state.tokens_read) as advance:
+        accumulate(pair, rows, settings.calibration, corpus.skip_first, state, advance)
     if settings.calibration.probe_rows:
         probe = rows["validation"].tokens[: settings.calibration.probe_rows, : settings.calibration.probe_tokens]
         save_probe(pair, probe, run.work / PROBE)
+    if settings.calibration.metrics:
+        save_metrics(run.work / METRICS, pair, state.queries, corpus.length - 1)
     report = _report(pair, rows, state, corpus.skip_first)
     _say(report)
     write_json(run.work / REPORT, report)
@@ -149,6 +158,8 @@ def _merge_shares(settings: CalibrateSettings) -> Path | None:
         if settings.calibration.probe_rows:
             count = min(settings.calibration.probe_rows, sum(report["rows"]["validation"] for report in reports))
             merge_probes([folder / PROBE for folder in folders], count, run.work / PROBE)
+        if settings.calibration.metrics:
+            merge_metrics([folder / METRICS for folder in folders], run.work / METRICS)
         write_json(run.work / REPORT, _merged_report(reports, run.work))
         log.info("merged %d shares", len(folders))
         return run.commit(merged_from=[folder.name for folder in folders])
@@ -160,7 +171,12 @@ def _merged_report(reports: list[dict[str, Any]], work: Path) -> dict[str, Any]:
         raise KvxferError("the shares were calibrated with different checkpoints: run them again with force=true")
     total = {split: sum(report["rows"][split] for report in reports) for split in CALIBRATION_SPLITS}
     kept = {split: Moments.load(work / f"{split}.safetensors").count for split in CALIBRATION_SPLITS}
-    skipped = [row for report in reports for row in report["skipped_rows"]]
+    # A share's row n is row n * shares + index of the corpus.
+    skipped = [
+        [split, row * len(reports) + index]
+        for index, report in enumerate(reports)
+        for split, row in report["skipped_rows"]
+    ]
     sinks = {f"{which} (share {i})": s for i, report in enumerate(reports) for which, s in report["sinks"].items()}
     merged = {"rows": total, "kept_tokens": kept, "skipped_rows": skipped, "sinks": sinks}
     return {**first, **merged, "rows_sha256": [report["rows_sha256"] for report in reports]}

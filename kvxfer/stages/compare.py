@@ -6,7 +6,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from kvxfer.features import DESIGNS
 from kvxfer.report import compare_designs, terminal_table, write_results
 from kvxfer.runs import open_run, read_json
 from kvxfer.stages.evaluate import evaluate
@@ -27,7 +26,7 @@ def compare(settings: dict[str, EvaluateSettings]) -> list[Path]:
     inputs = {name: result["run_id"] for name, result in results.items()}
     with open_run(first.outputs, "compare", {}, inputs, first.force) as run:
         if not run.done:
-            title = f"{first.pair.label}: {', '.join(DESIGNS)} compared"
+            title = f"{first.pair.label}: {', '.join(settings)} compared"
             write_results(compare_designs(results, title), run.work)
             run.commit()
     Console().print(terminal_table(read_json(run.path / "results.json")))

@@ -21,7 +21,7 @@ from kvxfer.pairs import Pair, load_pair
 from kvxfer.progress import progress
 from kvxfer.report import terminal_table, write_results
 from kvxfer.runs import RECORD, Run, environment, open_run, read_json
-from kvxfer.stages.settings import EvaluateSettings
+from kvxfer.stages.settings import EvaluateSettings, dials
 from kvxfer.stages.train import SELECTION, train, train_id
 
 log = logging.getLogger("kvxfer")
@@ -46,7 +46,7 @@ def evaluate(settings: EvaluateSettings, show: bool = True) -> list[Path]:
             columns = _columns(settings, cache_map)
             name = f"{columns['pair']}/{columns['features']}-{columns['solver']}-{columns['penalty']}-{columns['rank']}"
             tags = tuple(str(columns[key]) for key in ("pair", "solver", "penalty", "rank", "features"))
-            about = {**columns, **config, "inputs": {"train": directory.name, "map": cache_map.hash}}
+            about = {**columns, "config": config, "inputs": {"train": directory.name, "map": cache_map.hash}}
             group = settings.logger.group or settings.pair.label
             with open_loggers(settings.logger, run.work, run.id, "evaluate", name, about, group, tags) as out:
                 results = _evaluate(settings, run, cache_map, directory)
@@ -81,13 +81,8 @@ def _columns(settings: EvaluateSettings, cache_map: CacheMap) -> dict[str, Any]:
     """Flat columns from the map's own manifest: with ``map=`` it need not be the config's."""
     m = cache_map.manifest
     names = {key: m[key]["name"] for key in ("solver", "penalty", "rank", "features")}
-    dials = {
-        "k": m["solver"]["k"],
-        "lam": m["penalty"]["lam"],
-        "plan": settings.plan.name,
-        "corpus": settings.corpus.name,
-    }
-    return {"pair": settings.pair.label, **names, **dials, "eval": settings.eval.name}
+    about = {"plan": settings.plan.name, "corpus": settings.corpus.name, "eval": settings.eval.name}
+    return {"pair": settings.pair.label, **names, **dials(m), **about}
 
 
 def _evaluate(settings: EvaluateSettings, run: Run, cache_map: CacheMap, directory: Path) -> dict[str, Any]:
@@ -103,7 +98,7 @@ def _evaluate(settings: EvaluateSettings, run: Run, cache_map: CacheMap, directo
     )
     parts = list(batches(items, settings.eval.batch_size))
     gates = run_gates(pair, parts[0])
-    mapper = Mapper(cache_map, pair.target.device)
+    mapper = Mapper(cache_map, pair.target.device, pair=pair)
     stop = pair.tokenizer.convert_tokens_to_ids(".") if toy and settings.eval.generate else None
     total = len(items) * (2 if toy else 1)
     with progress(f"evaluate {pair.name}", total, "items") as advance:

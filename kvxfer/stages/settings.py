@@ -68,7 +68,13 @@ class TrainSettings(CalibrateSettings):
         """Flat columns that every logged run has."""
         c = self.solver_config
         names = {key: c[key]["name"] for key in ("solver", "penalty", "rank", "features")}
-        return {**super().columns(), **names, "k": c["solver"]["k"], "lam": c["penalty"]["lam"]}
+        return {**super().columns(), **names, **dials(c)}
+
+
+def dials(config: dict[str, Any]) -> dict[str, Any]:
+    """The values that grids sweep, from a map's scientific config; those that an option does not read are None."""
+    solver, penalty, rank = config["solver"], config["penalty"], config["rank"]
+    return {"k": solver["k"], "lam": penalty["lam"], "alpha": penalty.get("alpha"), "r": rank.get("r")}
 
 
 @dataclass(frozen=True)
@@ -96,7 +102,7 @@ def _common(conf: Any, features: Features | None) -> dict[str, Any]:
     if conf.calibration.features != "auto":
         keeps = design(conf.calibration.features, "calibration.features")
     elif features is not None and not keeps.covers(features):
-        keeps = features
+        keeps = keeps.joined(features)
     layers = conf.calibration.layers
     spec = {**vars(conf.calibration), "features": keeps, "layers": None if layers is None else tuple(layers)}
     if conf.logger.directory is None:
@@ -126,8 +132,11 @@ def _choice(options: dict[str, Any], name: str, key: str) -> Any:
     return options[name]
 
 
+_FEATURES = ("kinds", "previous", "target_embedding", "target_layer0", "random_relu")
+
+
 def _features(conf: Any) -> Features:
-    given = {key: getattr(conf.features, key) for key in ("kinds", "previous")}
+    given = {key: getattr(conf.features, key) for key in _FEATURES}
     if conf.features.name != "auto":
         return Features(conf.features.name, **{key: value for key, value in given.items() if value is not None})
     for key, value in given.items():
@@ -136,14 +145,32 @@ def _features(conf: Any) -> Features:
     return design(conf.pair.features, "pair.features")
 
 
+def _normalise(conf: Any) -> None:
+    """1 and 1.0 are the same question and must have the same id: λ and α are floats, whole k and ranks integers."""
+    for key in ("lam", "alpha"):
+        value = getattr(conf.penalty, key)
+        if isinstance(value, int):
+            setattr(conf.penalty, key, float(value))
+    for group, key in ((conf.solver, "k"), (conf.rank, "r")):
+        value = getattr(group, key)
+        if isinstance(value, float) and value.is_integer():
+            setattr(group, key, int(value))
+
+
 def _training(conf: Any) -> dict[str, Any]:
     features = _features(conf)
     penalty_class = _choice(PENALTIES, conf.penalty.name, "penalty")
     rank_class = _choice(RANKS, conf.rank.name, "rank")
     solver_class = _choice(SOLVERS, conf.solver.name, "solver")
+    _normalise(conf)
     penalty = penalty_class(**vars(conf.penalty))
     rank = rank_class(**vars(conf.rank))
     solver = solver_class(**vars(conf.solver), features=features, penalty=penalty, rank=rank)
+    if solver.needs_metrics and not conf.calibration.metrics:
+        raise KvxferError(
+            "calibration.metrics=false, but penalty=attention, rank.metric=attention and solver.criterion=query weigh "
+            "errors by the target's attention: set calibration.metrics=true"
+        )
     config = {
         "solver": vars(conf.solver),
         "penalty": penalty.to_dict(),

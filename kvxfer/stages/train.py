@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from kvxfer.errors import KvxferError
+from kvxfer.evals.curves import curves_figure
 from kvxfer.evals.figures import r2_heatmap
+from kvxfer.extras import RandomRelu, relu_for
 from kvxfer.loggers import RunLogger, open_loggers
 from kvxfer.maps import MANIFEST, TENSORS, CacheMap
 from kvxfer.progress import progress
@@ -19,7 +21,7 @@ from kvxfer.stages.settings import TrainSettings
 
 log = logging.getLogger("kvxfer")
 
-DIAGNOSTICS, SELECTION, HEATMAP = "diagnostics.json", "selection.json", "r2.png"
+DIAGNOSTICS, SELECTION, HEATMAP, CURVES = "diagnostics.json", "selection.json", "r2.png", "curves.png"
 _RARE_TOKENS = 5
 
 
@@ -33,7 +35,7 @@ def train(settings: TrainSettings) -> Path:
             return run.path
         moments = find_calibration(settings)
         columns, config = settings.columns(), settings.solver_config
-        about = {**columns, **config, "inputs": {"calibrate": moments.name}}
+        about = {**columns, "config": config, "inputs": {"calibrate": moments.name}}
         name = f"{columns['pair']}/{columns['features']}-{columns['solver']}-{columns['penalty']}-{columns['rank']}"
         tags = tuple(str(columns[key]) for key in ("pair", "solver", "penalty", "rank", "features"))
         group = settings.logger.group or settings.pair.label
@@ -74,13 +76,29 @@ def _fit(settings: TrainSettings, run: Run, moments: Path, out: RunLogger) -> No
         "run_id": run.id,
         "calibration": moments.name,
         "kept_tokens": calibration["kept_tokens"]["fit"],
+        "chosen": _chosen(fit),
     }
-    fitted = CacheMap(fit.layers, manifest).save(run.work)
+    relu = _relu(fit, splits)
+    read = splits.fit.layout.source_layers if relu else []
+    fitted = CacheMap(fit.layers, manifest, relu, read).save(run.work)
     selection = fit.selection.to_dict()
     write_json(run.work / DIAGNOSTICS, {"layers": fit.diagnostics, "curves": fit.curves})
     write_json(run.work / SELECTION, selection)
     r2_heatmap(selection, run.work / HEATMAP)
+    curves_figure(fit.curves, run.work / CURVES)
     _log(out, run, fit, fitted)
+
+
+def _relu(fit: Fit, splits: Splits) -> RandomRelu | None:
+    """The random features of the calibration, if the map reads them."""
+    kinds = {block.kind for layer in fit.layers.values() for block in layer.blocks}
+    return relu_for(splits.fit.layout) if "random_relu" in kinds else None
+
+
+def _chosen(fit: Fit) -> dict[str, list[float]]:
+    """Every value of each dial that some layer uses, ascending."""
+    found = {name: sorted({d[name] for d in fit.diagnostics}) for name in ("lam", "alpha", "rank")}
+    return {"k": sorted({len(layers) for layers in fit.selection.chosen.values()}), **found}
 
 
 def _warn(fit: Fit, splits: Splits) -> None:
@@ -90,6 +108,9 @@ def _warn(fit: Fit, splits: Splits) -> None:
     edge = sum(d["at_grid_edge"] for d in fit.diagnostics)
     if edge:
         log.warning("%d of %d chosen λ lie on the edge of the grid", edge, len(fit.diagnostics))
+    worse = [f"{d['kind']} of layer {d['layer']}" for d in fit.diagnostics if d["worse_than_isotropic"]]
+    if worse:
+        log.warning("penalty.alpha does worse than 0 (ridge) on the validation split: %s", ", ".join(worse))
     most = max(d["features"] for d in fit.diagnostics)
     if splits.fit.count < _RARE_TOKENS * most:
         log.warning(
@@ -106,10 +127,15 @@ def _log(out: RunLogger, run: Run, fit: Fit, fitted: CacheMap) -> None:
     for kind in ("keys", "values"):
         rows = [d for d in fit.diagnostics if d["kind"] == kind]
         for split in ("fit", "validation", "held_out"):
-            summary[f"fit/r2_{split}_{kind}"] = sum(d[f"r2_{split}"] for d in rows) / len(rows)
+            for measure in ("r2", "metric_r2"):
+                if f"{measure}_{split}" in rows[0]:
+                    mean = sum(d[f"{measure}_{split}"] for d in rows) / len(rows)
+                    summary[f"fit/{measure}_{split}_{kind}"] = mean
         log.info("mean held-out R² of %s: %.3f", kind, summary[f"fit/r2_held_out_{kind}"])
     out.metrics(summary)
     columns = list(fit.diagnostics[0])
     out.table("per_layer", columns, [[record[c] for c in columns] for record in fit.diagnostics])
-    out.figure("r2", run.work / HEATMAP)
+    for name in (HEATMAP, CURVES):
+        if (run.work / name).is_file():
+            out.figure(name.removesuffix(".png"), run.work / name)
     out.artifact(f"map-{run.id}", "kv-map", [run.work / MANIFEST, run.work / TENSORS], {"map": fitted.hash})

@@ -1,0 +1,80 @@
+"""What automatic choices saw: validation quality against λ, α, rank and k, in one figure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from kvxfer.evals.figures import COLOURS, DPI, INK, LINE, STYLE
+from kvxfer.features import KINDS
+
+Curve = dict[float, float]
+
+KIND_COLOURS = {"keys": COLOURS["mapped"], "values": COLOURS["source"]}
+TITLES = {"lam": "λ (relative)", "alpha": "α", "rank": "rank", "k": "source layers per target layer"}
+LOWEST = -0.5
+"""Scores below are drawn there: what overfits by far would squeeze the rest into one line."""
+
+
+def tried(curves: Mapping[str, Any]) -> dict[str, dict[str, Curve]]:
+    """Score by value of every output, for each dial that had a choice; the best over the other dials of the penalty.
+
+    Args:
+        curves: those of a fit: ``penalty`` (per output: λ, α, score), ``rank`` (per output: rank, score) and ``k``.
+    """
+    found: dict[str, dict[str, Curve]] = {}
+    for dial, place in (("lam", 0), ("alpha", 1)):
+        for output, points in curves.get("penalty", {}).items():
+            curve: Curve = {}
+            for point in points:
+                curve[point[place]] = max(point[2], curve.get(point[place], point[2]))
+            found.setdefault(dial, {})[output] = curve
+    found["rank"] = {output: {rank: score for rank, score in points} for output, points in curves["rank"].items()}
+    if "k" in curves:
+        found["k"] = {"mean of all": {k: score for k, score in curves["k"]}}
+    return {dial: lines for dial, lines in found.items() if any(len(curve) > 1 for curve in lines.values())}
+
+
+def curves_figure(curves: Mapping[str, Any], path: Path | str) -> bool:
+    """Draw a panel for every dial with a choice, as PNG: thin lines are single outputs, thick ones their mean.
+
+    Returns:
+        Whether there was anything to draw.
+    """
+    panels = tried(curves)
+    if not panels:
+        return False
+    with rc_context(STYLE):
+        figure = Figure(figsize=(3.4 * len(panels) + 0.6, 3.2), layout="constrained")
+        all_axes = figure.subplots(1, len(panels), squeeze=False)[0]
+        for axes, (dial, lines) in zip(all_axes, panels.items(), strict=True):
+            _panel(axes, dial, lines)
+        all_axes[0].set_ylabel("validation R²")
+        figure.savefig(path, dpi=DPI, facecolor="white")
+    return True
+
+
+def _panel(axes: Axes, dial: str, lines: Mapping[str, Curve]) -> None:
+    for kind in (*KINDS, "mean of all"):
+        own = [curve for output, curve in lines.items() if output.partition(".")[0] == kind]
+        colour = KIND_COLOURS.get(kind, INK)
+        for curve in own if len(own) > 1 else []:
+            axes.plot(list(curve), np.clip(list(curve.values()), LOWEST, None), color=colour, alpha=0.25, linewidth=0.8)
+        if own:
+            # Outputs of one kind try the same values.
+            values = np.clip([list(curve.values()) for curve in own], LOWEST, None).mean(0)
+            axes.plot(list(own[0]), values, color=colour, linewidth=2, marker="o", markersize=4, label=kind)
+    if dial == "lam":
+        axes.set_xscale("log")
+    axes.set_xlabel(TITLES[dial])
+    axes.grid(color=LINE, linewidth=0.8)
+    axes.tick_params(length=0)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    axes.legend(frameon=False, fontsize=9)

@@ -1,0 +1,133 @@
+"""Every option of every group composes for every command, and becomes plain settings of the right types."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from kvxfer.config import compose, config_directory, to_settings
+from kvxfer.errors import KvxferError
+from kvxfer.features import DESIGNS
+
+GROUPS = {
+    "calibrate": ("pair", "corpus", "calibration", "logger"),
+    "train": ("pair", "corpus", "calibration", "logger", "features", "solver", "penalty", "rank"),
+    "evaluate": (
+        "pair",
+        "corpus",
+        "calibration",
+        "logger",
+        "features",
+        "solver",
+        "penalty",
+        "rank",
+        "plan",
+        "eval",
+    ),
+}
+NEEDED = {
+    "pair=custom": ["pair.source.model=someone/small", "pair.target.model=someone/large"],
+    "corpus=text": ["corpus.path=somewhere"],
+}
+# Groups whose options only decide numbers that no other group looks at are composed once; see the second test.
+CASES = [
+    (stage, group, file.stem)
+    for stage, groups in GROUPS.items()
+    for group in groups
+    for file in sorted((config_directory() / group).glob("*.yaml"))
+]
+
+
+def settings_of(stage: str, *overrides: str) -> Any:
+    return to_settings(stage, compose(stage, list(overrides)))
+
+
+def test_every_group_is_tried():
+    folders = {path.name for path in config_directory().iterdir() if path.is_dir()}
+    assert folders == set(GROUPS["evaluate"])
+
+
+@pytest.mark.parametrize(("stage", "group", "option"), CASES, ids=["-".join(case) for case in CASES])
+def test_every_option_composes_and_becomes_settings(stage, group, option):
+    choice = f"{group}={option}"
+    cfg = compose(stage, [choice, *NEEDED.get(choice, [])])
+    settings = to_settings(stage, cfg)
+    name = OmegaConf.select(cfg, f"{group}.name")
+    # calibration and logger have no name: nothing is called after them.
+    assert name == (None if group in ("calibration", "logger") else option)
+    if group == "pair":
+        assert settings.pair.name == option
+        assert settings.corpus.kind == ("toy" if option == "toy" else "hub")
+        assert settings.calibration.features == DESIGNS[cfg.pair.features]
+    if group == "pair" and stage != "calibrate":
+        assert settings.solver.k == cfg.pair.k
+        assert settings.solver.features == DESIGNS[cfg.pair.features]
+    if group == "logger":
+        assert settings.logger.wandb == option
+
+
+@pytest.mark.parametrize("stage", GROUPS)
+def test_defaults_are_the_toy_pair_on_files_and_offline(stage):
+    settings = settings_of(stage)
+    assert (settings.pair.label, settings.corpus.name, settings.logger.wandb) == ("toy", "toy", "offline")
+    assert settings.outputs == Path("outputs")
+    assert settings.logger.directory == "outputs"
+    assert settings.force is False
+
+
+def test_settings_are_plain_values():
+    settings = settings_of("evaluate", "logger.tags=[a,b]", "calibration.layers=[2,0]", "penalty.lam=1")
+    assert settings.logger.tags == ("a", "b")
+    assert settings.calibration.layers == (2, 0)
+    assert settings.solver.penalty.candidates == (1.0,)
+    assert settings.corpus.rows.fit == 512
+    modules = {type(value).__module__.split(".")[0] for value in vars(settings).values()}
+    assert not modules & {"omegaconf", "hydra"}
+    assert "omegaconf" not in str(settings.solver_config)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("1e-3", 0.001), ("5", 5), ("0", 0), ("auto", "auto"), ("1E2", 100.0), ("0.5", 0.5)]
+)
+def test_numbers_arrive_as_numbers(text, value):
+    lam = settings_of("train", f"penalty.lam={text}").solver.penalty.lam
+    assert lam == value
+    # never an int: 1 and 1.0 are one question, with one run id
+    assert type(lam) is (str if value == "auto" else float)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "kept"),
+    [
+        (["features=same"], "previous"),  # the toy pair's own richer design serves it
+        (["pair.features=same", "features=both"], "both"),
+        (["pair.features=same", "features=previous"], "previous"),
+        (["calibration.features=same"], "same"),
+    ],
+)
+def test_calibration_keeps_what_the_map_asks_for(overrides, kept):
+    assert settings_of("train", *overrides).calibration.features.name == kept
+
+
+def test_a_group_set_by_hand_wins_over_the_sweep():
+    assert to_settings("train", compose("train", []), group="sweep").logger.group == "sweep"
+    assert to_settings("train", compose("train", ["logger.group=mine"]), group="sweep").logger.group == "mine"
+
+
+def test_what_does_not_decide_numbers_does_not_decide_ids():
+    from kvxfer.stages.calibrate import calibration_id
+
+    base = calibration_id(settings_of("calibrate", "pair=qwen3_1.7b_4b"))
+    for same in ("pair.device=cpu", "logger=online", "paths.outputs=x", "calibration.checkpoint_minutes=1"):
+        assert calibration_id(settings_of("calibrate", "pair=qwen3_1.7b_4b", same)) == base
+    assert calibration_id(settings_of("train", "pair=qwen3_1.7b_4b", "corpus.rows.evaluation=7")) == base
+    for other in ("pair.dtype=float32", "pair.target.revision=abc", "corpus.seed=1", "pair.reverse=true"):
+        assert calibration_id(settings_of("calibrate", "pair=qwen3_1.7b_4b", other)) != base
+
+
+def test_a_config_of_another_stage_is_refused():
+    with pytest.raises(KvxferError, match="not one of the train stage"):
+        to_settings("train", compose("calibrate", []))

@@ -1,0 +1,50 @@
+"""The embedded weights: frozen, small, and up to their bar."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from kvxfer.toy import SOURCE_DIR, TARGET_DIR, WEIGHTS_SHA256
+from kvxfer.toy.check import FULL, SHORT, measure, shortcomings
+from kvxfer.toy.recipe import RECIPES
+
+FOLDERS = {"source": SOURCE_DIR, "target": TARGET_DIR}
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_weights_are_the_frozen_ones(name: str) -> None:
+    data = (FOLDERS[name] / "model.safetensors").read_bytes()
+    assert hashlib.sha256(data).hexdigest() == WEIGHTS_SHA256[name]
+
+
+def test_weights_are_small() -> None:
+    sizes = [path.stat().st_size for folder in FOLDERS.values() for path in folder.rglob("*") if path.is_file()]
+    assert sum(sizes) <= 10_000_000
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_folder_is_a_plain_model_folder(name: str) -> None:
+    model = AutoModelForCausalLM.from_pretrained(FOLDERS[name], local_files_only=True)
+    recipe = RECIPES[name]
+    assert model.dtype == torch.float32
+    assert (model.config.num_hidden_layers, model.config.hidden_size) == (recipe.layers, recipe.width)
+    assert (model.config.num_key_value_heads, model.config.head_dim) == (2, 32)
+    assert model.config.rope_parameters["rope_theta"] == recipe.rope_theta
+
+
+@pytest.mark.parametrize(("length", "count"), [(SHORT, 300), (FULL, 200)])
+def test_models_meet_the_bar(length: str, count: int) -> None:
+    lines = measure(FOLDERS, count, [length])
+    # so few questions without the story lie further from guessing than a thousand; check.py looks at those
+    assert shortcomings([line for line in lines if line.with_story]) == []
+
+
+def test_importing_the_package_is_light() -> None:
+    code = "import sys, kvxfer.toy; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
