@@ -6,6 +6,8 @@ import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["WANDB_MODE"] = "offline"
+# One thread a worker: two workers that each start two threads wait for one another on two cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from dataclasses import replace
 from pathlib import Path
@@ -25,9 +27,9 @@ def tiny_spec(tmp_path_factory: pytest.TempPathFactory) -> PairSpec:
     folder = tmp_path_factory.mktemp("tiny")
     with torch.random.fork_rng(devices=[]):
         for name, layers, heads in (("source", 2, 4), ("target", 3, 6)):
-            recipe = replace(RECIPES[name], layers=layers, width=64, feed_forward=64, heads=heads)
+            recipe = replace(RECIPES[name], width=64, feed_forward=64, heads=heads)
             torch.manual_seed(recipe.seed)
-            save(build_model(recipe), folder / name)
+            save(build_model(recipe, layers), folder / name)
     source, target = (ModelSpec(str(folder / name)) for name in ("source", "target"))
     return PairSpec("tiny", source, target, dtype="float32", device="cpu")
 

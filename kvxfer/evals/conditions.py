@@ -46,18 +46,24 @@ def own_conditions(pair: Pair, prompt: Int64[Tensor, "batch prompt"], context: i
 
 
 def handed_conditions(
-    pair: Pair, mapper: Mapper, plan: Plan, prompt: Int64[Tensor, "batch prompt"], donors: list[int]
+    pair: Pair,
+    mapper: Mapper,
+    plan: Plan,
+    prompt: Int64[Tensor, "batch prompt"],
+    donors: Int64[Tensor, "batch prompt"],
 ) -> dict[str, Prepared]:
     """Every condition that hands the target a cache of the prompt less its held-back tokens.
 
     Args:
-        donors: for each row, the row whose cache it gets in the wrong-donor control.
+        donors: for each row, the prompt whose mapped cache it gets in the wrong-donor control.
     """
     first, stop = plan.mapped_span(prompt.shape[1])
     head, tail = prompt[:, :stop], prompt[:, stop:]
     exact = pair.target.prefill(head)
     content = pair.content("source", pair.source.prefill(head))
     mapped = pair.rotated("target", mapper.map(content, head))
+    others = donors[:, :stop]
+    donated = mapper.map(pair.content("source", pair.source.prefill(others)), others)
     copied = pair.rotated("target", relative_depth(content, exact.layers))
 
     def planned(cache: KV) -> KV:
@@ -69,7 +75,7 @@ def handed_conditions(
         "mapped_all": mapped,
         "floor": exact.zeros(),
         "raw_copy": planned(copied),
-        "wrong_donor": planned(mapped.rows(torch.tensor(donors))),
+        "wrong_donor": planned(pair.rotated("target", donated)),
     }
     return {name: Prepared(pair.target, cache, tail) for name, cache in caches.items()}
 
@@ -79,12 +85,3 @@ def relative_depth(content: KV, layers: int) -> KV:
     last = content.layers - 1
     index = [round(layer * last / max(layers - 1, 1)) for layer in range(layers)]
     return KV([content.keys[i] for i in index], [content.values[i] for i in index])
-
-
-def donors_of(documents: list[str]) -> list[int]:
-    """For each row another row of another document (there must be two): the next one in the batch, going round."""
-    count = len(documents)
-    return [
-        next(other % count for other in range(row + 1, row + count) if documents[other % count] != document)
-        for row, document in enumerate(documents)
-    ]

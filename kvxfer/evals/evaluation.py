@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kvxfer.apply import Mapper
-from kvxfer.evals.conditions import HANDED, OWN, Prepared, donors_of, handed_conditions, own_conditions
+from kvxfer.evals.conditions import HANDED, OWN, Prepared, handed_conditions, own_conditions
 from kvxfer.evals.items import Batch, Item
 from kvxfer.evals.scoring import score
 from kvxfer.pairs import Pair
@@ -59,8 +59,7 @@ def evaluate_items(
     """
     records = empty_records([item for batch in batches for item in batch.items])
     for batch in batches:
-        donors = donors_of([item.document for item in batch.items])
-        prepared = handed_conditions(pair, mapper, plan, batch.prompt, donors)
+        prepared = handed_conditions(pair, mapper, plan, batch.prompt, batch.donors)
         if baselines is None:
             prepared = {**own_conditions(pair, batch.prompt, batch.context), **prepared}
         for name in (*OWN, *HANDED):

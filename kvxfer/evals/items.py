@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -64,11 +63,12 @@ class Item:
 
 @dataclass(frozen=True)
 class Batch:
-    """Items of equal shape."""
+    """Items of equal shape; ``donors`` are prompts about other documents, for the wrong-donor control."""
 
     items: list[Item]
     prompt: Int64[Tensor, "batch prompt"]
     context: int
+    donors: Int64[Tensor, "batch prompt"]
 
 
 def toy_items(spec: EvalSpec, tokenizer: Any, length: int) -> list[Item]:
@@ -112,39 +112,36 @@ def text_items(spec: EvalSpec, corpus: CorpusSpec, tokenizer: Any, length: int) 
 
 
 def batches(items: list[Item], size: int) -> Iterator[Batch]:
-    """Items of equal answer length together, and questions about one story far apart.
-
-    Neighbours in a batch lend each other their caches in the wrong-donor control, so they must be about other stories.
-    """
+    """Slices of items of equal shape, each with its donors."""
+    donors = dict(zip((item.id for item in items), donors_of(items), strict=True))
     shapes: dict[tuple[int, int, int], list[Item]] = {}
     for item in items:
         shapes.setdefault((len(item.prompt), item.context, len(item.answer)), []).append(item)
     for (_, context, _), group in sorted(shapes.items()):
-        seen: dict[str, int] = {}
-        ranked = []
-        for item in group:
-            seen[item.document] = seen.get(item.document, 0) + 1
-            ranked.append((seen[item.document], item))
-        ordered = [item for _, item in sorted(ranked, key=lambda pair: pair[0])]
-        for part in _parts(ordered, size):
-            yield Batch(part, torch.tensor([item.prompt for item in part]), context)
+        for start in range(0, len(group), size):
+            part = group[start : start + size]
+            prompts = torch.tensor([item.prompt for item in part])
+            yield Batch(part, prompts, context, torch.tensor([donors[item.id].prompt for item in part]))
 
 
-def _parts(items: list[Item], size: int) -> list[list[Item]]:
-    """Slices of about ``size``; one that would hold a single document is joined to a neighbour, for want of a donor."""
-    count = max(1, -(-len(items) // size))
-    edges = [round(n * len(items) / count) for n in range(count + 1)]
-    part: list[Item] = []
-    parts: list[list[Item]] = []
-    for start, stop in pairwise(edges):
-        part += items[start:stop]
-        if len({item.document for item in part}) > 1:
-            parts.append(part)
-            part = []
-    if not parts:
-        raise KvxferError(
-            f"{items[0].document} alone has answers of {len(items[0].answer)} tokens, and the wrong-donor control "
-            "needs two documents: raise eval.stories (toy) or corpus.rows.evaluation"
-        )
-    parts[-1] += part
-    return parts
+def donors_of(items: list[Item]) -> list[Item]:
+    """For each item another one of the same prompt length about another document.
+
+    It is looked for from half the list away on, since text rows that follow one another may share a document.
+    """
+    lengths: dict[int, list[Item]] = {}
+    for item in items:
+        lengths.setdefault(len(item.prompt), []).append(item)
+    found: dict[str, Item] = {}
+    for group in lengths.values():
+        count = len(group)
+        for n, item in enumerate(group):
+            others = (group[(n + count // 2 + step) % count] for step in range(count))
+            donor = next((other for other in others if other.document != item.document), None)
+            if donor is None:
+                raise KvxferError(
+                    f"all items are about {item.document}, and the wrong-donor control needs two documents: "
+                    "raise eval.stories (toy) or corpus.rows.evaluation"
+                )
+            found[item.id] = donor
+    return [found[item.id] for item in items]

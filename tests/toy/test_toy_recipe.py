@@ -9,20 +9,22 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from kvxfer.toy.recipe import RECIPES, TRAINED, Bucket, Recipe, Report, draw_batch, save, train
-from kvxfer.toy.world import KINDS
+from kvxfer.toy.batches import TRAINED, Bucket, draw_batch
+from kvxfer.toy.recipe import FIRST, Recipe, Report, Stage, build_model, save, stack, train
+from kvxfer.toy.world import KINDS, VOCABULARY
 
 TINY = Recipe(
     seed=5,
-    layers=1,
     width=16,
     feed_forward=32,
     heads=2,
     rope_theta=10_000.0,
-    steps=6,
-    short_steps=4,
+    stages=(
+        Stage(layers=1, steps=3, short_steps=2, answers_owner=True),
+        Stage(layers=2, steps=3, short_steps=2, hop_layer=1),
+    ),
     first=Bucket(64, 4, 4),
-    short=(Bucket(64, 4, 4),),
+    short=(Bucket(64, 4, 8),),
     mixed=(Bucket(64, 4), Bucket(160, 2)),
 )
 
@@ -47,28 +49,51 @@ def test_same_recipe_same_weights() -> None:
 
 
 def test_a_step_s_batch_depends_on_seed_and_step_alone() -> None:
-    recipe = RECIPES["target"]
-    one, again = (draw_batch(recipe, 3, looks_up=True) for _ in range(2))
+    one, again = (draw_batch(2, 3, [FIRST], repeats=True) for _ in range(2))
     assert torch.equal(one.ids, again.ids)
     assert torch.equal(one.weights, again.weights)
-    assert not torch.equal(one.ids, draw_batch(recipe, 4, looks_up=True).ids[: len(one.ids)])
-    assert not torch.equal(one.ids, draw_batch(RECIPES["source"], 3, looks_up=True).ids[: len(one.ids)])
+    assert not torch.equal(one.ids, draw_batch(2, 4, [FIRST], repeats=True).ids)
+    assert not torch.equal(one.ids, draw_batch(1, 3, [FIRST], repeats=True).ids)
 
 
 def test_answers_weigh_most() -> None:
-    batch = draw_batch(RECIPES["target"], RECIPES["target"].steps - 1, looks_up=True)
+    batch = draw_batch(2, 0, [FIRST], repeats=False)
     answers = batch.kinds >= 0
     assert batch.weights[answers].min() > 10 * batch.weights[~answers].max()
     assert batch.kinds.max() == KINDS.index("two_hop")
 
 
-def test_repeated_words_come_until_look_up_has_formed() -> None:
-    batch = draw_batch(RECIPES["target"], 0, looks_up=False)
+def test_owners_stand_at_two_hop_prompts() -> None:
+    batch = draw_batch(2, 0, [FIRST], repeats=False)
+    before_answer = batch.kinds[:, 1:] == KINDS.index("two_hop")
+    assert torch.equal(batch.owners[:, :-1] >= 0, before_answer)
+    for row, place in before_answer.nonzero().tolist():
+        words = [VOCABULARY[i] for i in batch.ids[row].tolist()]
+        owner = VOCABULARY[batch.owners[row, place]]
+        answer = words[place + 1]
+        text = " ".join(words)
+        assert f" who {words[place]} {owner} ." in text
+        assert f" where {owner} {answer} ." in text
+
+
+def test_repeated_words_come_in_half_of_the_first_batches() -> None:
+    batch = draw_batch(2, 0, [FIRST], repeats=True)
     again = batch.kinds == TRAINED.index("repeat")
     assert again.any(1).float().mean() == 0.5
     for ids, known in zip(batch.ids[again.any(1)], again[again.any(1)], strict=True):
         period = int(known.nonzero()[0]) - 2
-        assert torch.equal(ids[known], ids[1:][known[1:].nonzero().flatten() - period])
+        assert torch.equal(ids[period + 2 :], ids[2 : len(ids) - period])
+
+
+def test_stacking_repeats_the_layers_and_keeps_the_rest() -> None:
+    torch.manual_seed(0)
+    lower = build_model(TINY, 2)
+    deeper = stack(lower, TINY, 5)
+    for index, layer in enumerate(deeper.model.layers):
+        below = lower.model.layers[index % 2].state_dict()
+        assert all(torch.equal(value, below[name]) for name, value in layer.state_dict().items())
+    assert torch.equal(deeper.lm_head.weight, lower.model.embed_tokens.weight)
+    assert torch.equal(deeper.model.norm.weight, lower.model.norm.weight)
 
 
 def test_saved_model_loads_in_single_precision(tmp_path: Path) -> None:
