@@ -34,8 +34,8 @@ class _Product:
 
     blocks: tuple[Block, ...]
     outputs: list[Output]
-    weight: Float[Tensor, "batches features inner"]
-    right: Float[Tensor, "batches inner columns"] | None
+    weight: Float[Tensor, "groups features all_inner"]
+    right: Float[Tensor, "groups_outputs inner columns"] | None
     bias: Float[Tensor, "outputs width"]
     groups: int
 
@@ -59,7 +59,7 @@ class _Product:
         else:
             y = y.unflatten(-1, (len(self.outputs), -1))
         y = y.permute(1, 2, 0, 3).flatten(2)
-        return (y + self.bias.flatten()).view(batch, tokens, len(self.outputs), -1)
+        return (y + self.bias).view(batch, tokens, len(self.outputs), -1)
 
 
 class Mapper:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -24,6 +24,7 @@ ALPHA_GRID = (0.0, 0.25, 0.5, 0.75, 1.0)
 Setting = dict[str, float]
 
 
+@runtime_checkable
 class Penalty(Protocol):
     """How a solve is penalised."""
 

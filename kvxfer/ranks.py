@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -19,6 +19,7 @@ AUTO_LOSS = 0.005
 """``rank.r=auto`` takes the smallest rank whose validation R² is within this of the full map's."""
 
 
+@runtime_checkable
 class Rank(Protocol):
     """A restriction of one output's weight."""
 

@@ -11,7 +11,7 @@ import torch
 from kvxfer.calibration import CALIBRATION_SPLITS, CalibrationSpec
 from kvxfer.corpus import CorpusSpec, RowCounts
 from kvxfer.hf import LoadedModel
-from kvxfer.kv import KV
+from kvxfer.kv import KV, LayerTensors
 from kvxfer.loggers import LoggerSpec
 from kvxfer.pairs import PairSpec
 from kvxfer.stages.settings import CalibrateSettings
@@ -47,20 +47,39 @@ def remember_prefills(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         calls.append(len(ids))
         return known[key]
 
+    with_queries: dict[tuple[int, bytes], tuple[KV, LayerTensors]] = {}
+    queries = LoadedModel.queries
+
+    def remembered_queries(self: LoadedModel, ids: torch.Tensor) -> tuple[KV, LayerTensors]:
+        key = (id(self), ids.numpy().tobytes())
+        if key not in with_queries:
+            with_queries[key] = queries(self, ids)
+        calls.append(len(ids))
+        return with_queries[key]
+
     monkeypatch.setattr(LoadedModel, "prefill", remembered)
+    monkeypatch.setattr(LoadedModel, "queries", remembered_queries)
     return calls
 
 
 def spoil_prefills(monkeypatch: pytest.MonkeyPatch, model: LoadedModel, row: torch.Tensor, value: float) -> None:
     """Put a value that is not finite into the cache of one model wherever it reads one row."""
-    prefill = LoadedModel.prefill
+    prefill, queries = LoadedModel.prefill, LoadedModel.queries
 
-    def spoiled(self: LoadedModel, ids: torch.Tensor, past: KV | None = None) -> KV:
-        kv = prefill(self, ids, past).apply(torch.clone)
+    def spoil(self: LoadedModel, ids: torch.Tensor, kv: KV) -> KV:
+        kv = kv.apply(torch.clone)
         if self is model:
             for index in range(len(ids)):
                 if torch.equal(ids[index], row):
                     kv.values[-1][index, 1, 30, 5] = value
         return kv
 
+    def spoiled(self: LoadedModel, ids: torch.Tensor, past: KV | None = None) -> KV:
+        return spoil(self, ids, prefill(self, ids, past))
+
+    def spoiled_queries(self: LoadedModel, ids: torch.Tensor) -> tuple[KV, LayerTensors]:
+        kv, found = queries(self, ids)
+        return spoil(self, ids, kv), found
+
     monkeypatch.setattr(LoadedModel, "prefill", spoiled)
+    monkeypatch.setattr(LoadedModel, "queries", spoiled_queries)

@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from kvxfer.features import KINDS, Block, Features
+from kvxfer.metrics import Metric, Metrics
 from kvxfer.moments import Layout, Moments, Output
 from kvxfer.solvers import Splits
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Tokens as rows: features ``[tokens, blocks, width]`` and outputs ``[tokens, outputs, width]`` of a layout."""
+    """Tokens as rows: features ``[tokens, columns]`` and outputs ``[tokens, outputs, width]`` of a layout."""
 
     layout: Layout
     x: Tensor
@@ -22,7 +23,12 @@ class Samples:
 
     def design(self, blocks: tuple[Block, ...]) -> Tensor:
         """The columns of a design, in float64."""
-        return torch.cat([self.x[:, self.layout.blocks.index(block)] for block in blocks], dim=1).double()
+        return torch.cat([self.block(block) for block in blocks], dim=1).double()
+
+    def block(self, block: Block) -> Tensor:
+        """The columns of one block (a view)."""
+        place = self.layout.blocks.index(block)
+        return self.x[:, self.layout.starts[place] : self.layout.starts[place + 1]]
 
     def targets(self, outputs: list[Output]) -> Tensor:
         """The columns of outputs, in float64."""
@@ -52,17 +58,18 @@ def make_samples(
     noise: float = 0.3,
 ) -> Samples:
     """Outputs that are a linear function of all blocks, plus noise; columns of mixed scale with ``mean`` deviations."""
-    layout = Layout.of(features, list(range(source_layers)), target_layers, heads * dim, heads)
+    extras = {"embedding": 5, "layer0_keys": heads * dim, "layer0_values": heads * dim, "random_relu": 7}
+    layout = Layout.of(features, list(range(source_layers)), target_layers, heads * dim, heads, extras)
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, dtype=torch.float64)
 
-    blocks, outputs, width = len(layout.blocks), len(layout.outputs), layout.width
-    scale = 10.0 ** (draw(blocks, width) * 0.3)
-    x = draw(tokens, blocks, width) * scale + mean * scale * draw(blocks, width).sign()
-    weight = torch.randn(blocks * width, outputs * width, generator=torch.Generator().manual_seed(99)).double()
-    centred = (x - x.mean(0)).flatten(1)
+    columns, outputs, width = layout.starts[-1], len(layout.outputs), layout.width
+    scale = 10.0 ** (draw(columns) * 0.3)
+    x = draw(tokens, columns) * scale + mean * scale * draw(columns).sign()
+    weight = torch.randn(columns, outputs * width, generator=torch.Generator().manual_seed(99)).double()
+    centred = x - x.mean(0)
     y = (centred @ weight / len(weight) ** 0.5).view(tokens, outputs, width)
     y = y + noise * draw(tokens, outputs, width) + mean
     return Samples(layout, x.float(), y.float())
@@ -72,7 +79,19 @@ def make_splits(samples: Samples) -> Splits:
     """The tokens as fit (a half), validation and held-out (a quarter each)."""
     half, quarter = len(samples.x) // 2, len(samples.x) // 4
     bounds = ((0, half), (half, half + quarter), (half + quarter, None))
-    return Splits(*(samples.part(start, stop).moments() for start, stop in bounds))
+    fit, validation, held_out = (samples.part(start, stop).moments() for start, stop in bounds)
+    return Splits(fit, validation, held_out, make_metrics(samples.layout))
+
+
+def make_metrics(layout: Layout, seed: int = 5) -> Metrics:
+    """A random metric of every output, as uneven as that of real queries."""
+    generator = torch.Generator().manual_seed(seed)
+    found = {}
+    for output in layout.outputs:
+        half = torch.randn(layout.heads, layout.dim, layout.dim, generator=generator, dtype=torch.float64)
+        half = half * 10.0 ** torch.linspace(-1, 1, layout.dim, dtype=torch.float64)
+        found[output] = Metric.of(half @ half.mT)
+    return Metrics(found)
 
 
 def reference_ridge(x: Tensor, y: Tensor, lam: float) -> tuple[Tensor, Tensor]:
@@ -86,11 +105,64 @@ def reference_ridge(x: Tensor, y: Tensor, lam: float) -> tuple[Tensor, Tensor]:
     return weight, mean_y - mean_x @ weight
 
 
+def reference_map(
+    x: Tensor,
+    y: Tensor,
+    lam: float,
+    metric: Metric,
+    local: bool = False,
+    alpha: float = 0.0,
+    rank: int | None = None,
+    metric_rank: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Weight and bias of one output straight from the definitions, on raw rows: least squares and an SVD.
+
+    Args:
+        local: each head reads its own columns of every block.
+        alpha: each direction of the metric's eigenbasis is penalised by λ over its eigenvalue to this power.
+        rank: predictions keep so many directions, the largest ones (weighed by the metric if ``metric_rank``).
+    """
+    heads, dim = metric.matrix.shape[:2]
+    weight = torch.zeros(x.shape[1], y.shape[1], dtype=torch.float64)
+    everything = torch.arange(x.shape[1])
+    for group in [[head] for head in range(heads)] if local else [list(range(heads))]:
+        features = everything.view(-1, heads, dim)[:, group].flatten() if local else everything
+        columns = torch.arange(heads * dim).view(heads, dim)[group].flatten()
+        own, wanted = x[:, features], y[:, columns]
+        matrix = torch.block_diag(*metric.matrix[group])
+        if alpha:
+            values, vectors = torch.linalg.eigh(matrix)
+            each = [
+                reference_ridge(own, (wanted @ vectors)[:, [j]], lam / float(values[j]) ** alpha)[0]
+                for j in range(len(values))
+            ]
+            found = torch.cat(each, dim=1) @ vectors.T
+        else:
+            found = reference_ridge(own, wanted, lam)[0]
+        if rank is not None:
+            lower = torch.linalg.cholesky(matrix if metric_rank else torch.eye(len(matrix), dtype=torch.float64))
+            predicted = (own - own.mean(0)) @ found @ lower
+            kept = torch.linalg.svd(predicted, full_matrices=False)[2][:rank]
+            found = found @ lower @ kept.T @ kept @ torch.linalg.inv(lower)
+        weight[features[:, None], columns] = found
+    return weight, y.mean(0) - x.mean(0) @ weight
+
+
 def reference_r2(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, heads: int) -> Tensor:
     """R² of one output from raw rows: per head, over its columns; then the mean of the heads."""
     squares = ((x @ weight + bias - y) ** 2).sum(0), ((y - y.mean(0)) ** 2).sum(0)
     residual, total = (s.view(heads, -1).sum(1) for s in squares)
     return (1 - residual / total).mean()
+
+
+def reference_metric_r2(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, metric: Metric) -> Tensor:
+    """The same in a metric: errors and deviations are weighed before they are summed."""
+    heads = metric.matrix.shape[0]
+    squares = []
+    for part in (x @ weight + bias - y, y - y.mean(0)):
+        by_head = part.unflatten(1, (heads, -1))
+        squares.append(torch.einsum("thd,hde,the->h", by_head, metric.matrix, by_head))
+    return (1 - squares[0] / squares[1]).mean()
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:

@@ -7,10 +7,14 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kvxfer.features import Features
-from kvxfer.penalties import Isotropic
-from kvxfer.solvers import Ridge, Solver
-from tests.samples import reference_ridge
+from kvxfer.features import DESIGNS, Features
+from kvxfer.metrics import Metric
+from kvxfer.penalties import Attention, Isotropic, Penalty
+from kvxfer.ranks import Full, Rank, Reduced
+from kvxfer.solvers import HeadLocal, Ridge, Solver
+from tests.samples import reference_map
+
+Reference = Callable[[Tensor, Tensor, float, Metric], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -18,20 +22,64 @@ class Case:
     """How the suite makes a solver, and what it may expect.
 
     Attributes:
+        solver: its name in ``SOLVERS``.
         build: a solver of a design, λ (a number or ``auto``), k and the selection's mode.
-        reference: float64 weight and bias from raw rows and λ, where the solver has a plain answer; else None.
+        reference: float64 weight and bias from raw rows, λ and the output's metric, where there is a plain answer.
         tolerance: how far the map may lie from the reference, relative to its largest number.
-        automatic: whether λ may be ``auto``, chosen on the validation split.
+        automatic: whether λ may be ``auto`` and decides the validation score alone.
+        raises: whether λ is raised where a Gram is singular; otherwise such directions get no weight.
+        designs: the designs that the suite tries.
+        alpha: of the penalty.
     """
 
+    solver: str
     build: Callable[[Features, float | str, int, str], Solver]
-    reference: Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor]] | None = None
+    reference: Reference | None = None
     tolerance: float = 1e-6
     automatic: bool = True
+    raises: bool = True
+    designs: tuple[str, ...] = tuple(DESIGNS)
+    alpha: float = 0.0
 
 
-def _ridge(features: Features, lam: float | str, k: int, selection: str) -> Solver:
-    return Ridge(k=k, selection=selection, features=features, penalty=Isotropic(lam))
+SOURCE_DESIGNS = tuple(name for name, design in DESIGNS.items() if not design.extras)
 
 
-SOLVER_MATRIX = {"ridge": Case(_ridge, reference_ridge)}
+def _case(solver: type[Ridge] | type[HeadLocal], alpha: float | None, rank: Rank) -> Case:
+    local, reduced = solver is HeadLocal, isinstance(rank, Reduced)
+
+    def penalty(lam: float | str) -> Penalty:
+        return Isotropic(lam) if alpha is None else Attention(lam, alpha)
+
+    def build(features: Features, lam: float | str, k: int, selection: str) -> Solver:
+        return solver(k=k, selection=selection, features=features, penalty=penalty(lam), rank=rank)
+
+    def reference(x: Tensor, y: Tensor, lam: float, metric: Metric) -> tuple[Tensor, Tensor]:
+        number = int(rank.r) if isinstance(rank, Reduced) else None  # type: ignore[arg-type]
+        return reference_map(x, y, lam, metric, local, alpha or 0.0, number, rank.needs_metric)
+
+    plain = alpha is None and not reduced
+    designs = SOURCE_DESIGNS if local else tuple(DESIGNS)
+    return Case(
+        solver.name,
+        build,
+        reference,
+        tolerance=3e-6 if reduced else 1e-6,
+        automatic=not reduced,
+        raises=not alpha,
+        designs=designs if plain else ("both",),
+        alpha=alpha or 0.0,
+    )
+
+
+FORMS: dict[str, tuple[float | None, Rank]] = {
+    "": (None, Full()),
+    "-rank": (None, Reduced(2)),
+    "-alpha_0": (0.0, Full()),
+    "-alpha_1": (1.0, Full()),
+    "-alpha_1-metric_rank": (1.0, Reduced(2, "attention")),
+}
+
+SOLVER_MATRIX = {
+    f"{solver.name}{form}": _case(solver, *dials) for solver in (Ridge, HeadLocal) for form, dials in FORMS.items()
+}

@@ -114,7 +114,7 @@ class Disk:
 
 def run_pass(pair: Pair, rows: dict[str, Rows], spec: CalibrationSpec, work: Path) -> PassState:
     """The pass, or the rest of it."""
-    state = PassState.resume(work, layout_for(pair, spec), "cpu", pair.target.geometry.vocabulary)
+    state = PassState.resume(work, layout_for(pair, spec), "cpu", pair.target.geometry)
     accumulate(pair, rows, spec, 4, state, lambda n: None)
     return state
 

@@ -38,7 +38,7 @@ def make_map(layers: int = 12, seed: int = 0) -> CacheMap:
     for i in torch.randperm(len(outputs), generator=generator).tolist():
         layer, kind = outputs[i]
         blocks = tuple(Block(n, kind, -back) for n in range(layer % 2 + 1) for back in range(2))
-        weight = torch.randn(len(blocks) * WIDTH, WIDTH, generator=generator)
+        weight = torch.randn(1, len(blocks) * WIDTH, WIDTH, generator=generator)
         parts[layer, kind] = LinearLayer(blocks, weight, torch.randn(WIDTH, generator=generator))
     return CacheMap(parts, {"pair": copy.deepcopy(PAIR), "solver": {"name": "ridge", "k": 2}})
 
@@ -106,14 +106,14 @@ def test_size_and_cost_are_those_of_the_tensors(saved: tuple[CacheMap, Path]) ->
 
 def test_views_of_a_larger_matrix_are_saved(tmp_path: Path) -> None:
     """Solvers cut layers out of one solution: such columns are not contiguous."""
-    whole = torch.randn(WIDTH, 2 * WIDTH)
+    whole = torch.randn(1, WIDTH, 2 * WIDTH)
     block = (Block(0, "keys"),)
     parts = {
-        (0, "keys"): LinearLayer(block, whole[:, :WIDTH], torch.zeros(WIDTH)),
-        (0, "values"): LinearLayer(block, whole[:, WIDTH:], torch.zeros(WIDTH)),
+        (0, "keys"): LinearLayer(block, whole[..., :WIDTH], torch.zeros(WIDTH)),
+        (0, "values"): LinearLayer(block, whole[..., WIDTH:], torch.zeros(WIDTH)),
     }
     CacheMap(parts, {"pair": PAIR}).save(tmp_path)
-    assert torch.equal(CacheMap.load(tmp_path).layers[0, "values"].weight, whole[:, WIDTH:])
+    assert torch.equal(CacheMap.load(tmp_path).layers[0, "values"].weight, whole[..., WIDTH:])
 
 
 def test_altered_tensors_are_refused(saved: tuple[CacheMap, Path]) -> None:

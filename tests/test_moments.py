@@ -63,7 +63,7 @@ def test_the_order_and_grouping_of_merges_do_not_matter() -> None:
 def test_empty_moments_merge_to_empty_ones_and_answer_without_nan() -> None:
     layout = make_samples(DESIGNS["same"]).layout
     merged = Moments(layout).merge(Moments(layout))
-    merged.update(torch.zeros(0, len(layout.blocks), layout.width), torch.zeros(0, len(layout.outputs), layout.width))
+    merged.update(torch.zeros(0, layout.starts[-1]), torch.zeros(0, len(layout.outputs), layout.width))
     assert merged.count == 0
     assert all(torch.isfinite(tensor).all() for tensor in tensors_of(merged).values())
 

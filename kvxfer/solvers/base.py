@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -28,7 +27,7 @@ class Splits:
 
 @dataclass(frozen=True)
 class LinearLayer:
-    """One target layer's keys or values as a linear function of blocks, float32.
+    """One target layer's keys or values as a linear function of blocks; float32 once it is fitted.
 
     With one group, x are the columns of ``blocks`` side by side and the output is ``x @ weight[0] + bias``. With as
     many groups as heads, group h reads the columns of head h of every block and gives head h. A reduced-rank map keeps
@@ -61,7 +60,7 @@ class LinearLayer:
         if self.groups == 1:
             return product[0]
         heads, inner, dim = product.shape
-        spread = torch.zeros(len(self.blocks), heads, inner // len(self.blocks), heads, dim)
+        spread = product.new_zeros(len(self.blocks), heads, inner // len(self.blocks), heads, dim)
         for head in range(heads):
             spread[:, head, :, head] = product[head].view(len(self.blocks), -1, dim)
         return spread.flatten(0, 2).flatten(1)

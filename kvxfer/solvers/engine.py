@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -75,13 +75,13 @@ class Engine:
         design = _Design(self, blocks, outputs)
         weight, chosen, curve = self._choose_setting(design)
         layers, ranks = zip(*(self._restrict(design, n, weight) for n in range(len(outputs))), strict=True)
-        dense = torch.cat([layer.dense() for layer in layers], dim=1).double()
+        dense = torch.cat([layer.dense() for layer in layers], dim=1)
         bias = design.bias(dense)
         scores = self._scores(design, dense, bias)
         result: Solved = {}
         for n, output in enumerate(outputs):
             columns = design.columns(n)
-            layer = replace(layers[n], bias=bias[columns].float().contiguous())
+            layer = _stored(layers[n], bias[columns])
             if not (torch.isfinite(layer.weight).all() and torch.isfinite(layer.bias).all()):
                 raise KvxferError("a map is not finite: raise penalty.lam or calibrate on more rows (corpus.rows.fit)")
             own = [(setting, score[n]) for setting, score in curve]
@@ -133,8 +133,8 @@ class Engine:
         weight = weights[:, design.columns(n)]
         inner = design.parts[0].columns.stop - design.parts[0].columns.start
         pieces = [weight[part.features][:, part.columns] for part in design.parts]
-        nothing = torch.zeros(weight.shape[1])
-        layer = LinearLayer(design.blocks, torch.stack(pieces).float().contiguous(), nothing)
+        nothing = torch.zeros_like(weight[0])
+        layer = LinearLayer(design.blocks, torch.stack(pieces), nothing)
         tried = self.solver.rank.ranks(inner)
         if not tried:
             return layer, {"rank": inner, "rank_curve": []}
@@ -151,9 +151,9 @@ class Engine:
                 reduce(piece, gram.matrix, rank, metric, part.heads)
                 for piece, gram, part in zip(pieces, design.grams, design.parts, strict=True)
             ]
-            left, right = (torch.stack(side).float().contiguous() for side in zip(*factors, strict=True))
+            left, right = (torch.stack(side) for side in zip(*factors, strict=True))
             options.append(LinearLayer(design.blocks, left, nothing, right))
-            curve.append([rank, self._score_one(design, n, options[-1].dense().double())])
+            curve.append([rank, self._score_one(design, n, options[-1].dense())])
         # Ranks ascend, and an automatic choice ends with the whole width.
         enough = curve[-1][1] - AUTO_LOSS
         pick = next(i for i, (_, score) in enumerate(curve) if score >= enough)
@@ -212,6 +212,12 @@ class _Design:
                 for n in group:
                     used[n] = max(used[n], spent)
         return weight, used
+
+
+def _stored(layer: LinearLayer, bias: Float[Tensor, " width"]) -> LinearLayer:
+    """The layer with its bias, in float32."""
+    right = None if layer.right is None else layer.right.float().contiguous()
+    return LinearLayer(layer.blocks, layer.weight.float().contiguous(), bias.float().contiguous(), right)
 
 
 def _setting_record(curve: list[tuple[Setting, float]], setting: Setting, used: float) -> dict[str, Any]:

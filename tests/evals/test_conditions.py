@@ -37,7 +37,7 @@ def mapper(tiny_pair: Pair) -> Mapper:
     for layer in range(tiny_pair.target.geometry.layers):
         for kind in KINDS:
             blocks = DESIGNS["previous"].blocks(kind, [0, 1])
-            weight = torch.randn(len(blocks) * width, width, generator=draw) / 16
+            weight = torch.randn(1, len(blocks) * width, width, generator=draw) / 16
             layers[layer, kind] = LinearLayer(blocks, weight, torch.randn(width, generator=draw))
     return Mapper(CacheMap(layers, {}))
 
