@@ -24,6 +24,10 @@ from kvxfer.selection import choose_top_k, single_layer_scores
 from kvxfer.solvers.base import Fit, LinearLayer, Splits
 
 
+EDGE_GAIN = 1e-4
+"""R² by which the last step towards a grid's end must still gain for the end to be called too near."""
+
+
 @dataclass(frozen=True)
 class Ridge:
     """Plain ridge with bias.
@@ -111,7 +115,7 @@ class Ridge:
                 "lam": chosen[n],
                 "lam_used": used[n],
                 "raised": used[n] != chosen[n],
-                "at_grid_edge": len(curve) > 1 and chosen[n] in (curve[0][0], curve[-1][0]),
+                "at_grid_edge": beyond_grid([scores[n] for _, scores in curve]),
                 "r2_fit": float(in_sample[n]),
                 "r2_validation": float(best[n]),
                 "r2_held_out": float(held_out[n]),
@@ -119,6 +123,14 @@ class Ridge:
             }
             result[output] = (_layer(blocks, weight[:, columns], bias[columns]), record)
         return result
+
+
+def beyond_grid(scores: list[float]) -> bool:
+    """Whether a wider grid may score better: the best λ is at an end, and the one before it clearly worse."""
+    if len(scores) < 2:
+        return False
+    best = max(scores)
+    return max(scores[0] - scores[1], scores[-1] - scores[-2]) > EDGE_GAIN and best in (scores[0], scores[-1])
 
 
 def _layer(blocks: tuple[Block, ...], weight: Tensor, bias: Tensor) -> LinearLayer:
