@@ -23,7 +23,6 @@ from kvxfer.ranks import Full
 from kvxfer.selection import choose_top_k, single_layer_scores
 from kvxfer.solvers.base import Fit, LinearLayer, Splits
 
-
 EDGE_GAIN = 1e-4
 """R² by which the last step towards a grid's end must still gain for the end to be called too near."""
 
