@@ -16,7 +16,7 @@ from kvxfer.linalg import Gram
 from kvxfer.moments import Output
 from kvxfer.selection import Selection, check_k, choose_top_k, ranked, single_layer_scores
 from kvxfer.solvers import Ridge, Splits
-from kvxfer.solvers.engine import Engine
+from kvxfer.solvers.engine import Engine, beyond_grid
 from tests.samples import Samples, make_samples, make_splits, reference_r2, reference_ridge
 
 CANDIDATES = [0, 2, 5, 7]
@@ -133,3 +133,17 @@ def test_a_source_layer_is_factored_once(name: str, factorisations: int, monkeyp
     single_scores(splits, DESIGNS[name], [0, 1, 2], 1e-3, lambda: advances.append(1))
     assert len(calls) == factorisations
     assert len(advances) == 6
+
+
+@pytest.mark.parametrize(
+    ("scores", "beyond"),
+    [
+        ([0.5], False),
+        ([0.9, 0.8, 0.1], True),
+        ([0.9, 0.9 - 1e-6, 0.1], False),
+        ([0.1, 0.9, 0.2], False),
+        ([0, 0.5, 0.9], True),
+    ],
+)
+def test_a_grid_is_too_short_where_its_last_step_still_gains(scores: list[float], beyond: bool) -> None:
+    assert beyond_grid(scores) is beyond

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 Solved = dict[Output, tuple[LinearLayer, dict[str, Any]]]
 Solve = Callable[[Gram, Tensor, "Part", Output], tuple[Tensor, float]]
 
+EDGE_GAIN = 1e-4
+"""R² by which the last step towards a grid's end must still gain for the end to be called too near."""
+
 
 @dataclass(frozen=True)
 class Part:
@@ -220,9 +223,17 @@ def _stored(layer: LinearLayer, bias: Float[Tensor, " width"]) -> LinearLayer:
     return LinearLayer(layer.blocks, layer.weight.float().contiguous(), bias.float().contiguous(), right)
 
 
+def beyond_grid(scores: list[float]) -> bool:
+    """Whether a wider grid may score better: the best λ is at an end, and the one before it clearly worse."""
+    if len(scores) < 2:
+        return False
+    best = max(scores)
+    return max(scores[0] - scores[1], scores[-1] - scores[-2]) > EDGE_GAIN and best in (scores[0], scores[-1])
+
+
 def _setting_record(curve: list[tuple[Setting, float]], setting: Setting, used: float) -> dict[str, Any]:
     """What was chosen, and whether that is a reason to look closer."""
-    lams = sorted({s["lam"] for s, _ in curve})
+    own_alpha = sorted((s["lam"], score) for s, score in curve if s.get("alpha", 0.0) == setting.get("alpha", 0.0))
     isotropic = [score for s, score in curve if s.get("alpha", 0.0) == 0]
     reached = next(score for s, score in curve if s == setting)
     return {
@@ -230,7 +241,7 @@ def _setting_record(curve: list[tuple[Setting, float]], setting: Setting, used: 
         "alpha": setting.get("alpha", 0.0),
         "lam_used": used,
         "raised": used > setting["lam"],
-        "at_grid_edge": len(lams) > 1 and setting["lam"] in (lams[0], lams[-1]),
+        "at_grid_edge": beyond_grid([score for _, score in own_alpha]),
         "worse_than_isotropic": bool(isotropic) and max(isotropic) > reached,
         "penalty_curve": [[s["lam"], s.get("alpha", 0.0), score] for s, score in curve],
     }
