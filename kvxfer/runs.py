@@ -28,7 +28,7 @@ from kvxfer.errors import KvxferError
 RECORD = "run.json"
 
 VERSIONS = {
-    "calibrate": 2,  # 1: first; 2: moments hold the queries' metrics
+    "calibrate": 2,  # 1: first; 2: query metrics beside the moments
     "train": 2,  # 1: first; 2: maps may be factored, and are chosen by more dials
     "evaluate": 1,  # 1: first
     "compare": 1,  # 1: first
