@@ -120,7 +120,7 @@ class Extractor:
             tensor = tensor * (self.kept + offset >= 0).to(tensor)[:, None]
         return tensor.flatten(0, 1)
 
-    def queries(self, rotated: LayerTensors) -> LayerTensors:
+    def queries(self, rotated: LayerTensors) -> list[Float[Tensor, "batch heads kept dim"]]:
         """The target's content queries of the kept tokens."""
         kept = self.kept.to(self.pair.target.device)
         cos, sin = (angles[kept] for angles in self.angles["target"])

@@ -19,6 +19,7 @@ from kvxfer import checkpoints, moments
 from kvxfer.calibration import CALIBRATION_SPLITS, CalibrationSpec, accumulate, layout_for
 from kvxfer.checkpoints import PassState
 from kvxfer.corpus import Rows, load_rows
+from kvxfer.metrics import METRICS
 from kvxfer.pairs import Pair, PairSpec
 from kvxfer.stages.calibrate import REPORT, calibrate
 from tests.calibrations import SPLIT_FILES, make_settings, remember_prefills
@@ -75,7 +76,7 @@ def test_kill_9_twice_and_the_moments_are_the_same_bits(
     found = calibrate(make_settings(tiny_spec, killed))
     assert [rows for rows in calls if rows != 1] == [3, 3]  # a row of one is the proof of the pair's rotary
     assert found.name == expected.name
-    for name in [*SPLIT_FILES, REPORT]:
+    for name in [*SPLIT_FILES, METRICS, REPORT]:
         assert (found / name).read_bytes() == (expected / name).read_bytes(), name
     assert not list(found.glob("checkpoint*"))
     assert not (killed / "calibrate" / f".{found.name}.partial").exists()
@@ -132,7 +133,8 @@ def test_killed_between_any_two_writes(tiny_pair: Pair, tmp_path: Path, monkeypa
         state.clear()
         assert sorted(path.name for path in work.iterdir()) == sorted(SPLIT_FILES)
         sinks = [tensor.numpy().tobytes() for counter in state.sinks.values() for tensor in counter.state().values()]
-        return [*((work / name).read_bytes() for name in SPLIT_FILES), *sinks]
+        queries = [tensor.numpy().tobytes() for tensor in state.queries.state().values()]
+        return [*((work / name).read_bytes() for name in SPLIT_FILES), *sinks, *queries]
 
     whole = tmp_path / "whole"
     whole.mkdir()

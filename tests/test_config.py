@@ -82,7 +82,7 @@ def test_settings_are_plain_values():
     settings = settings_of("evaluate", "logger.tags=[a,b]", "calibration.layers=[2,0]", "penalty.lam=1")
     assert settings.logger.tags == ("a", "b")
     assert settings.calibration.layers == (2, 0)
-    assert settings.solver.penalty.candidates == (1.0,)
+    assert settings.solver.penalty.candidates == ({"lam": 1.0},)
     assert settings.corpus.rows.fit == 512
     modules = {type(value).__module__.split(".")[0] for value in vars(settings).values()}
     assert not modules & {"omegaconf", "hydra"}
@@ -106,10 +106,48 @@ def test_numbers_arrive_as_numbers(text, value):
         (["pair.features=same", "features=both"], "both"),
         (["pair.features=same", "features=previous"], "previous"),
         (["calibration.features=same"], "same"),
+        (["features=layer0"], "previous+layer0"),
+        (["features.random_relu=5", "features=both"], "previous+both"),
     ],
 )
 def test_calibration_keeps_what_the_map_asks_for(overrides, kept):
     assert settings_of("train", *overrides).calibration.features.name == kept
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["penalty=attention", "penalty.alpha=2"], r"penalty\.alpha=2\.0 must be"),
+        (["penalty=attention", "penalty.lam=-1"], r"penalty\.lam=-1\.0 must be"),
+        (["penalty=attention", "calibration.metrics=false"], r"calibration\.metrics=false.*calibration\.metrics=true"),
+        (["rank=reduced", "rank.r=0"], r"rank\.r=0 must be"),
+        (["rank=reduced", "rank.metric=query"], r"rank\.metric='query'"),
+        (["solver=head_local", "features=embedding"], "features=embedding has embedding: use solver=ridge"),
+        (["solver.k=some"], r"solver\.k=some must be"),
+        (["solver.method=luck"], r"solver\.method='luck'"),
+        (["features.random_relu=5"], r"features\.random_relu=5 has no effect with features=auto"),
+        (["features=both", "features.target_embedding=-1"], r"features\.target_embedding=-1 must be"),
+    ],
+)
+def test_wrong_dials_are_one_line(overrides, message):
+    with pytest.raises(KvxferError, match=message) as refusal:
+        settings_of("train", *overrides)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "dials"),
+    [
+        (["penalty=attention", "penalty.alpha=1", "solver.k=2.0"], {"k": 2, "lam": "auto", "alpha": 1.0, "r": None}),
+        (["rank=reduced", "rank.r=8.0"], {"k": 3, "lam": "auto", "alpha": None, "r": 8}),
+        (["rank=reduced", "rank.r=0.5", "solver.k=auto"], {"k": "auto", "lam": "auto", "alpha": None, "r": 0.5}),
+        (["penalty.alpha=0.5", "rank.r=3"], {"k": 3, "lam": "auto", "alpha": None, "r": None}),
+    ],
+)
+def test_dials_are_one_question_however_they_are_written(overrides, dials):
+    columns = settings_of("train", *overrides).columns()
+    assert {key: columns[key] for key in dials} == dials
+    assert all(type(columns[key]) is type(value) for key, value in dials.items())
 
 
 def test_a_group_set_by_hand_wins_over_the_sweep():

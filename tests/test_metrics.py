@@ -49,7 +49,8 @@ def test_the_full_matrix_is_averaged_over_distances() -> None:
     assert torch.allclose(found, expected, atol=1e-4)
     bands = torch.arange(DIM) % (DIM // 2)
     between = bands[:, None] != bands
-    assert float(expected[:, between].abs().max()) > 0.1 * float(expected.abs().max())
+    # A thousand times what the comparison above lets pass: an average of the bands alone would fail it.
+    assert float(expected[:, between].abs().max()) > 0.1
 
 
 def test_a_score_s_squared_error_is_what_the_metric_says() -> None:

@@ -158,7 +158,7 @@ def test_an_attention_rank_wins_in_its_own_metric() -> None:
 def low_rank(rank: int) -> Samples:
     """Outputs that all lie, but for a little noise, in a few directions."""
     samples = make_samples(BOTH, tokens=2000, noise=0.0)
-    basis = torch.randn(6, rank, generator=torch.Generator().manual_seed(1))
+    basis = torch.linalg.qr(torch.randn(6, rank, generator=torch.Generator().manual_seed(1)))[0]
     noise = 1e-3 * torch.randn(samples.y.shape, generator=torch.Generator().manual_seed(2))
     return replace(samples, y=samples.y @ basis @ basis.T + noise)
 
