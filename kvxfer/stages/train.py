@@ -95,9 +95,11 @@ def _relu(fit: Fit, splits: Splits) -> RandomRelu | None:
     return relu_for(splits.fit.layout) if "random_relu" in kinds else None
 
 
-def _chosen(fit: Fit) -> dict[str, list[float]]:
+def _chosen(fit: Fit) -> dict[str, list[int | float]]:
     """Every value of each dial that some layer uses, ascending."""
-    found = {name: sorted({d[name] for d in fit.diagnostics}) for name in ("lam", "alpha", "rank")}
+    found: dict[str, list[int | float]] = {
+        name: sorted({d[name] for d in fit.diagnostics}) for name in ("lam", "alpha", "rank")
+    }
     return {"k": sorted({len(layers) for layers in fit.selection.chosen.values()}), **found}
 
 
