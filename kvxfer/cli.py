@@ -151,8 +151,8 @@ def one_line(error: BaseException) -> str:
     if from_hydra and isinstance(cause, OmegaConfBaseException | HydraException) and str(cause) not in text:
         text += f": {str(cause).splitlines()[0]}"
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    if "Available options" in text:
-        first = next(i for i, line in enumerate(lines) if line.startswith("Available options"))
+    first = next((i for i, line in enumerate(lines) if line.startswith("Available options")), None)
+    if first is not None:
         lines = [*lines[:first], f"{lines[first]} {', '.join(lines[first + 1 :])}"]
     line = ". ".join(line.rstrip(".") for line in lines)
     # Hydra's hint would only make it swallow the typo.

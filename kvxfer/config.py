@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
@@ -263,7 +264,7 @@ def to_settings(
 
 def job_config(cfg: DictConfig) -> DictConfig:
     """A composed config without Hydra's own part, every value resolved."""
-    result = cfg.copy()
+    result = copy.deepcopy(cfg)
     with flag_override(result, ["struct", "readonly"], False):
         result.pop("hydra", None)
     OmegaConf.resolve(result)

@@ -25,13 +25,14 @@ _CROWDED = 12
 def draw(points: Sequence[Point], measures: Sequence[Measure], path: Path) -> bool:
     """Draw the finished jobs of a sweep as PNG; False if there is nothing to draw over or no measure.
 
-    The axis across is the first swept key whose values are numbers (logarithmic if they grow by a factor), else the
-    first key, whose values then stand side by side.
+    The axis across is the swept key with the most values among those whose values are numbers (logarithmic if they grow
+    by a factor), else the first key, whose values then stand side by side.
     """
     keys = list(points[0][0]) if points else []
     if not keys or not measures:
         return False
-    across = next((key for key in keys if all(_is_number(values[key]) for values, _ in points)), keys[0])
+    numeric = [key for key in keys if all(_is_number(values[key]) for values, _ in points)]
+    across = max(numeric, key=lambda key: len({values[key] for values, _ in points}), default=keys[0])
     places = _Places(across, [values[across] for values, _ in points])
     lines = _lines(points, across)
     colours = _colours(list(lines))
@@ -52,7 +53,7 @@ def draw(points: Sequence[Point], measures: Sequence[Measure], path: Path) -> bo
     return True
 
 
-def geometric(values: Sequence[float]) -> bool:
+def geometric(values: Sequence[int | float]) -> bool:
     """Whether numbers grow by a factor rather than by a step, so that a logarithmic axis spreads them evenly.
 
     Zero may be among them (no penalty at all); negative numbers may not.
