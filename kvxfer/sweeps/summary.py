@@ -53,8 +53,7 @@ def summarise(stage: str, home: Path, jobs: Sequence[Job], outcomes: Sequence[Ou
         print(path)
     failed = [row for row in rows if row.outcome.error is not None]
     if failed:
-        again = "the same command runs these only"
-        raise KvxferError(f"{len(failed)} of {len(rows)} jobs failed, their errors are in {paths[0]}; {again}")
+        raise KvxferError(f"{len(failed)} of {len(rows)} jobs failed")
 
 
 def _row(stage: str, job: Job, outcome: Outcome) -> Row:
