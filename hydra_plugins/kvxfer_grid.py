@@ -13,7 +13,7 @@ from hydra.core.utils import JobReturn
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-from kvxfer.cli import one_line
+from kvxfer.cli import one_line, wrong_option
 from kvxfer.config import job_config, plain, save_job, stage_of, to_settings, value_of
 from kvxfer.errors import KvxferError
 from kvxfer.sweeps.jobs import Job, job_file, sweep_id
@@ -74,7 +74,7 @@ class GridSweeper(BasicSweeper):
                 jobs.append(self._job(number, overrides, changed))
             except Exception as error:
                 label = f"job {number} ({' '.join(changed)})" if changed else f"job {number}"
-                wrong.append(f"{label}: {one_line(error)}")
+                wrong.append(f"{label}: {wrong_option(changed, error) or one_line(error)}")
         if wrong:
             more = f" ({len(wrong) - 1} more of {len(grid)} jobs are wrong)" if len(wrong) > 1 else ""
             raise KvxferError(f"{wrong[0]}{more}; no job was started")
