@@ -42,8 +42,11 @@ class GridSweeper(BasicSweeper):
         jobs = self._composed([overrides for batch in batches for overrides in batch])
         identifier = sweep_id(self.stage, [plain(job.config) for job in jobs])
         home = Path(self.base.hydra.sweep.dir) / identifier
-        for job in jobs:
-            save_job(job_file(home, job.number), job.label, job.config)
+        try:
+            for job in jobs:
+                save_job(job_file(home, job.number), job.label, job.config)
+        except OSError as error:
+            raise KvxferError(f"cannot write to {home} (paths.outputs): {error.strerror}") from error
         swept = ", ".join(jobs[0].values) or "nothing"
         log.info("sweep %s: %d jobs over %s, all of them valid", identifier, len(jobs), swept)
         place = "hydra.sweep.dir='{}'".format(str(home).replace("\\", "\\\\").replace("'", "\\'"))
