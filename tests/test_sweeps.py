@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 import yaml
 from doubles import TEXT, make_double
-from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
+from hydra.plugins.launcher import Launcher
 from small_corpora import text_spec, tokenizer_of
 
 from kvxfer import cli
@@ -111,7 +112,7 @@ def test_a_sweep_survives_a_failing_job_and_goes_on_with_workers(settings: list[
 
 def test_workers_share_one_calibration(settings: list[str]) -> None:
     """Both jobs need it and neither has it: one makes it, the other waits."""
-    fresh = ["corpus.seed=1", "corpus.rows.fit=12", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+    fresh = ["solver.k=1", "corpus.seed=1", "corpus.rows.fit=12", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
     before = set((outputs(settings) / "calibrate").glob("[!.]*"))
     mine = [item for item in settings if not item.startswith("corpus.rows.fit")]
     done = command("train", mine, "-m", *fresh, "features=same,both", "calibration.features=both")
@@ -136,11 +137,13 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """Nothing runs: the overrides of the jobs that would have been launched."""
     jobs: list[list[str]] = []
 
-    def launch(self: BasicLauncher, overrides: Sequence[list[str]], initial_job_idx: int) -> list[JobReturn]:
+    def launch(self: Launcher, overrides: Sequence[list[str]], initial_job_idx: int) -> list[JobReturn]:
         jobs.extend([list(job) for job in overrides])
         return [JobReturn(status=JobStatus.COMPLETED, _return_value=Outcome(error="not run")) for _ in overrides]
 
-    monkeypatch.setattr(BasicLauncher, "launch", launch)
+    # Not the class as imported: Hydra's scan for plugins makes it anew.
+    name = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
+    monkeypatch.setattr(Plugins.instance().class_name_to_class[name], "launch", launch)
     return jobs
 
 
