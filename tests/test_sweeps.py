@@ -169,7 +169,7 @@ def test_every_grid_is_valid(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["penalty.lam=0.1,-1"], "job 1 (penalty.lam=-1): penalty.lam=-1 must be a number of 0 or more"),
+        (["penalty.lam=0.1,-1"], "job 1 (penalty.lam=-1): penalty.lam=-1.0 must be a number of 0 or more"),
         (["solver.k=range(1,4)", "penalty.lam=0.1,abc"], "job 1 (solver.k=1 penalty.lam=abc): penalty.lam=abc must be"),
         (["features=glob(*)", "solver.k=1,x"], "job 1 (features=auto solver.k=x): "),
         (["features=same,none_such"], "job 1 (features=none_such): "),
