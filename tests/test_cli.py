@@ -95,7 +95,7 @@ WRONG = [
     ("train", ["features=nope"], "Available options in 'features': auto, both, previous, same"),
     ("train", ["rank=8"], "rank=8: choose an option of 'rank': full"),
     ("train", ["solver=8"], "solver=8: choose an option of 'solver': "),
-    ("train", ["-m", "rank=8,full"], "rank=8,full: choose an option of 'rank'"),
+    ("train", ["-m", "rank=8,full"], "job 0 (rank=8): rank=8: choose an option of 'rank'"),
     ("train", ["rank=null"], "rank=null: choose an option of 'rank'"),
     ("train", ["penalty.lamb=1"], "'penalty.lamb': no such key"),
     ("train", ["+penalty.lamb=1"], "penalty.lamb: no such key; penalty.has name, lam"),
