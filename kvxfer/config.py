@@ -66,6 +66,7 @@ class CorpusConf:
     dataset: str | None = None
     subset: str | None = None
     revision: str | None = None
+    document_tokens: int | None = None
     rows: RowsConf = field(default_factory=RowsConf)
     skip_first: int = 4
     num_shards: int = 1
