@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Union
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
-from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf import II, MISSING, DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from kvxfer.errors import KvxferError
@@ -26,6 +26,14 @@ class ModelConf:
 
     model: str = MISSING
     revision: str = "main"
+    drop_layers: list[int] = field(default_factory=list)
+
+
+def _source() -> ModelConf:
+    """``pair.source``: it drops what ``pair.drop_layers`` says, unless it says otherwise itself."""
+    conf = ModelConf()
+    conf.drop_layers = II("pair.drop_layers")
+    return conf
 
 
 @dataclass
@@ -33,7 +41,8 @@ class PairConf:
     """Group ``pair``."""
 
     name: str = MISSING
-    source: ModelConf = field(default_factory=ModelConf)
+    drop_layers: list[int] = field(default_factory=list)
+    source: ModelConf = field(default_factory=_source)
     target: ModelConf = field(default_factory=ModelConf)
     dtype: str = "bfloat16"
     device: str = "auto"
