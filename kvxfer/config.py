@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Union
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
-from omegaconf import MISSING, DictConfig, OmegaConf, flag_override
+from omegaconf import II, MISSING, DictConfig, OmegaConf, flag_override
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from kvxfer.errors import KvxferError
@@ -27,6 +27,14 @@ class ModelConf:
 
     model: str = MISSING
     revision: str = "main"
+    drop_layers: list[int] = field(default_factory=list)
+
+
+def _source() -> ModelConf:
+    """``pair.source``: it drops what ``pair.drop_layers`` says, unless it says otherwise itself."""
+    conf = ModelConf()
+    conf.drop_layers = II("pair.drop_layers")
+    return conf
 
 
 @dataclass
@@ -34,7 +42,8 @@ class PairConf:
     """Group ``pair``."""
 
     name: str = MISSING
-    source: ModelConf = field(default_factory=ModelConf)
+    drop_layers: list[int] = field(default_factory=list)
+    source: ModelConf = field(default_factory=_source)
     target: ModelConf = field(default_factory=ModelConf)
     dtype: str = "bfloat16"
     device: str = "auto"
@@ -67,6 +76,7 @@ class CorpusConf:
     dataset: str | None = None
     subset: str | None = None
     revision: str | None = None
+    document_tokens: int | None = None
     rows: RowsConf = field(default_factory=RowsConf)
     skip_first: int = 4
     num_shards: int = 1
