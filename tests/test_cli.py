@@ -105,7 +105,7 @@ WRONG = [
     ("train", ["penalty.name=nope"], "penalty.name='nope' is none of isotropic"),
     ("calibrate", ["solver=ridge"], "Could not override 'solver'"),
     ("calibrate", ["corpus.length=0"], "corpus.length=0: must be at least 2"),
-    ("calibrate", ["corpus.length=4"], "corpus.skip_first=4 leaves nothing of corpus.length=4"),
+    ("calibrate", ["corpus.length=4", "corpus.skip_first=4"], "corpus.skip_first=4 leaves nothing of corpus.length=4"),
     ("calibrate", ["corpus.kind=nope"], "corpus.kind='nope'"),
     ("calibrate", ["corpus.num_shards=2", "corpus.shard_index=2"], "corpus.shard_index=2 with corpus.num_shards=2"),
     ("calibrate", ["calibration.stride=0"], "calibration.stride=0 must be 1"),
