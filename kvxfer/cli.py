@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import logging
 import os
@@ -11,6 +10,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,13 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from kvxfer.config import compose, config_directory, register, to_settings
+from kvxfer.config import compose, config_directory, load_job, register, to_settings
 from kvxfer.errors import KvxferError
 from kvxfer.features import DEMO
+from kvxfer.sweeps.jobs import Outcome, job_file
 
 log = logging.getLogger("kvxfer")
+_begun = threading.Event()  # not kept in a task: workers are sent a copy of it
 
 
 def calibrate() -> None:
@@ -46,14 +48,14 @@ def evaluate() -> None:
 def demo() -> None:
     """Console script ``kvxfer-demo``: evaluate every design of a pair; takes the overrides of ``evaluate.py``."""
 
-    def run(started: Callable[[], None]) -> None:
+    def run() -> None:
         overrides = sys.argv[1:]
         if {"-h", "--help"} & set(overrides):
             print("kvxfer-demo [overrides of evaluate.py]: evaluate the designs " + ", ".join(DEMO))
             return
         configs = {name: compose("evaluate", [*overrides, f"features={name}"]) for name in DEMO}
         settings = {name: to_settings("evaluate", config) for name, config in configs.items()}
-        started()
+        _begun.set()
         for path in importlib.import_module("kvxfer.stages.compare").compare(settings):
             print(path)
 
@@ -66,69 +68,79 @@ def main(stage: str) -> None:
     HYDRA_FULL_ERROR=1 shows tracebacks.
     """
 
-    def run(started: Callable[[], None]) -> None:
-        register()
-        jobs = 0
-        failures: list[KvxferError] = []
-
-        def task(cfg: DictConfig) -> None:
-            nonlocal jobs
-            started()
-            jobs += 1
-            try:
-                _run(stage, cfg)
-            except KvxferError as error:
-                # Hydra would print a line of its own about an error that reaches it.
-                failures.append(error)
-
+    def run() -> None:
+        register(stage)
+        task = Task(stage)
         hydra.main(version_base="1.3", config_path=str(config_directory()), config_name=stage)(task)()
-        if failures and jobs > 1:
-            raise KvxferError(f"{len(failures)} of {jobs} jobs failed") from failures[0]
-        if failures:
-            raise failures[0]
+        if task.failures:
+            raise task.failures[0]
 
     _guarded(run)
 
 
-def _guarded(run: Callable[[Callable[[], None]], None]) -> None:
-    """Call ``run``; whatever goes wrong before it says that it has started is a mistake in the command."""
+def _guarded(run: Callable[[], None]) -> None:
+    """Call ``run``; whatever goes wrong before a stage has begun is a mistake in the command."""
     set_up_logging()
     wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     # Hydra prints and exits by itself unless told to raise: raised errors can be told in one line.
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    begun = threading.Event()
+    _begun.clear()
     try:
-        run(begun.set)
+        run()
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
-        known = isinstance(error, KvxferError | HydraException | OmegaConfBaseException)
-        if wants_traceback or (begun.is_set() and not known):
+        if wants_traceback or (_begun.is_set() and not _known(error)):
             raise
         sys.exit(f"error: {wrong_option(sys.argv[1:], error) or one_line(error)}")
 
 
-def _run(stage: str, cfg: DictConfig) -> None:
-    """One job: heavy imports happen here, so that --help is quick."""
-    job = HydraConfig.get()
-    try:
-        settings = to_settings(stage, cfg, group=_group(job))
-        module = importlib.import_module(f"kvxfer.stages.{stage}")
-        result: Path | list[Path] = getattr(module, stage)(settings)
-    except Exception as error:
+@dataclass
+class Task:
+    """What Hydra calls for every job, in this process or, pickled, in a worker's."""
+
+    stage: str
+    failures: list[KvxferError] = field(default_factory=list)
+
+    def __call__(self, cfg: DictConfig) -> Outcome | None:
+        """Run the stage. A job of a sweep returns what became of it: one that fails must not end the others."""
+        set_up_logging()
+        _begun.set()
+        job = HydraConfig.get()
         if job.mode == RunMode.MULTIRUN:
-            log.error("job %s (%s) failed: %s", job.job.num, " ".join(job.overrides.task), one_line(error))
-        raise
-    for path in result if isinstance(result, list) else [result]:
-        print(path)
-
-
-def _group(job: Any) -> str | None:
-    """All jobs of one sweep share a W&B group, also when the sweep is started again to go on."""
-    if job.mode != RunMode.MULTIRUN:
+            return _sweep_job(self.stage, job)
+        try:
+            for path in _run(self.stage, cfg):
+                print(path)
+        except KvxferError as error:
+            # Hydra would print a line of its own about an error that reaches it.
+            self.failures.append(error)
         return None
-    digest = hashlib.sha256("\n".join(sorted(sys.argv[1:])).encode()).hexdigest()[:8]
-    return f"{job.job.config_name}-{digest}"
+
+
+def _sweep_job(stage: str, job: Any) -> Outcome:
+    """One job, from the config that was checked; all jobs of a grid share a W&B group, also when it is run again."""
+    home, number = Path(job.sweep.dir), job.job.num
+    label, cfg = load_job(stage, job_file(home, number))
+    log.info("job %d: %s", number, label)
+    try:
+        path = _run(stage, cfg, group=f"{job.job.config_name}-{home.name}")[-1]
+    except Exception as error:
+        log.error("job %d (%s) failed: %s", number, label, one_line(error), exc_info=not _known(error))
+        return Outcome(error=one_line(error) if _known(error) else f"{type(error).__name__}: {one_line(error)}")
+    return Outcome(run=str(path if path.is_dir() else path.parent))
+
+
+def _run(stage: str, cfg: DictConfig, group: str | None = None) -> list[Path]:
+    """The stage's paths; heavy imports happen here, so that --help is quick."""
+    settings = to_settings(stage, cfg, group)
+    result: Path | list[Path] = getattr(importlib.import_module(f"kvxfer.stages.{stage}"), stage)(settings)
+    return result if isinstance(result, list) else [result]
+
+
+def _known(error: Exception) -> bool:
+    """Whether an error is told well enough by its message."""
+    return isinstance(error, KvxferError | HydraException | OmegaConfBaseException)
 
 
 def one_line(error: BaseException) -> str:
@@ -139,8 +151,8 @@ def one_line(error: BaseException) -> str:
     if from_hydra and isinstance(cause, OmegaConfBaseException | HydraException) and str(cause) not in text:
         text += f": {str(cause).splitlines()[0]}"
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    if "Available options" in text:
-        first = next(i for i, line in enumerate(lines) if line.startswith("Available options"))
+    first = next((i for i, line in enumerate(lines) if line.startswith("Available options")), None)
+    if first is not None:
         lines = [*lines[:first], f"{lines[first]} {', '.join(lines[first + 1 :])}"]
     line = ". ".join(line.rstrip(".") for line in lines)
     # Hydra's hint would only make it swallow the typo.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional, Union
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Optional, Union
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
-from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf import II, MISSING, DictConfig, OmegaConf, flag_override
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from kvxfer.errors import KvxferError
@@ -26,6 +27,14 @@ class ModelConf:
 
     model: str = MISSING
     revision: str = "main"
+    drop_layers: list[int] = field(default_factory=list)
+
+
+def _source() -> ModelConf:
+    """``pair.source``: it drops what ``pair.drop_layers`` says, unless it says otherwise itself."""
+    conf = ModelConf()
+    conf.drop_layers = II("pair.drop_layers")
+    return conf
 
 
 @dataclass
@@ -33,7 +42,8 @@ class PairConf:
     """Group ``pair``."""
 
     name: str = MISSING
-    source: ModelConf = field(default_factory=ModelConf)
+    drop_layers: list[int] = field(default_factory=list)
+    source: ModelConf = field(default_factory=_source)
     target: ModelConf = field(default_factory=ModelConf)
     dtype: str = "bfloat16"
     device: str = "auto"
@@ -66,6 +76,7 @@ class CorpusConf:
     dataset: str | None = None
     subset: str | None = None
     revision: str | None = None
+    document_tokens: int | None = None
     rows: RowsConf = field(default_factory=RowsConf)
     skip_first: int = 4
     num_shards: int = 1
@@ -208,10 +219,16 @@ class EvaluateConf(TrainConf):
 SCHEMAS = {"calibrate": CalibrateConf, "train": TrainConf, "evaluate": EvaluateConf}
 
 
-def register() -> None:
-    """Make the schemas known to Hydra under ``base_<stage>``."""
-    for stage, schema in SCHEMAS.items():
-        ConfigStore.instance().store(name=f"base_{stage}", node=schema)
+def register(stage: str | None = None) -> None:
+    """Make the schemas known to Hydra under ``base_<stage>``, and the running command's config under ``stage``.
+
+    A grid that builds on ``stage`` serves every command.
+    """
+    store = ConfigStore.instance()
+    for name, schema in SCHEMAS.items():
+        store.store(name=f"base_{name}", node=schema)
+    if stage is not None:
+        store.store(name="stage", node={"defaults": [stage, "_self_"]})
 
 
 def config_directory() -> Path:
@@ -263,3 +280,44 @@ def to_settings(
         conf.logger.group = group
     build = {"calibrate": settings.calibrate, "train": settings.train, "evaluate": settings.evaluate}
     return build[stage](conf)
+
+
+def job_config(cfg: DictConfig) -> DictConfig:
+    """A composed config without Hydra's own part, every value resolved."""
+    result = copy.deepcopy(cfg)
+    with flag_override(result, ["struct", "readonly"], False):
+        result.pop("hydra", None)
+    OmegaConf.resolve(result)
+    return result
+
+
+def stage_of(cfg: DictConfig) -> str | None:
+    """The stage whose schema a config has."""
+    schema = OmegaConf.get_type(cfg)
+    return next((stage for stage, known in SCHEMAS.items() if known is schema), None)
+
+
+def plain(cfg: DictConfig) -> dict[str, Any]:
+    """A config as plain dicts and lists."""
+    result: Any = OmegaConf.to_container(cfg, resolve=True)
+    return result
+
+
+def value_of(cfg: DictConfig, key: str, text: str) -> bool | int | float | str | None:
+    """The value of an override's key in the config that it was composed into; of a group, the option's name."""
+    value = OmegaConf.select(cfg, key.lstrip("+"), default=text)
+    return value if value is None or isinstance(value, bool | int | float | str) else text
+
+
+def save_job(file: Path, label: str, cfg: DictConfig) -> None:
+    """Keep the config of a sweep's job under its label."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    OmegaConf.save(OmegaConf.create({"job": label, "config": plain(cfg)}), file)
+
+
+def load_job(stage: str, file: Path) -> tuple[str, DictConfig]:
+    """The label and the config of a sweep's job, typed as the stage's schema."""
+    saved = OmegaConf.load(file)
+    config = OmegaConf.merge(OmegaConf.structured(SCHEMAS[stage]), saved.config)
+    assert isinstance(config, DictConfig)
+    return str(saved.job), config

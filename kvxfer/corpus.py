@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from kvxfer.corpora import hub, text
+from kvxfer.corpora import hub, python, text
 from kvxfer.errors import KvxferError
 
 SPLITS = ("fit", "validation", "held_out", "evaluation")
@@ -28,7 +28,7 @@ _SPLIT_OF_TENTH = ("fit",) * 6 + ("validation", "held_out") + ("evaluation",) * 
 # A draw of the toy world is this many stories; all draws together stay below the seeds that its models were trained on.
 _TOY_STORIES, _TOY_DRAWS = 1_000_000, 1_000_000
 
-KINDS = ("toy", "text", "hub")
+KINDS = ("toy", "text", "hub", *python.KINDS)
 
 
 def split_of(document_key: str) -> str:
@@ -60,7 +60,8 @@ class RowCounts:
 class CorpusSpec:
     """What text a run reads; the fields are the keys of ``configs/corpus/*.yaml``.
 
-    ``length`` is tokens per row. ``skip_first`` is how many first tokens of a row stay out of the moments. ``seed``
+    ``length`` is tokens per row. ``document_tokens`` is how many first tokens of a document are read (None: all).
+    ``skip_first`` is how many first tokens of a row stay out of the moments. ``seed``
     picks another draw of the same corpus: other toy stories, another order of the documents. ``num_shards`` processes
     share the rows, and this one takes ``rows[shard_index::num_shards]``.
     """
@@ -74,6 +75,7 @@ class CorpusSpec:
     dataset: str | None = None
     subset: str | None = None
     revision: str | None = None
+    document_tokens: int | None = None
     rows: RowCounts = field(default_factory=RowCounts)
     skip_first: int = 4
     num_shards: int = 1
@@ -86,6 +88,8 @@ class CorpusSpec:
             raise KvxferError(f"corpus.kind={self.kind!r}: choose one of {', '.join(KINDS)}")
         _at_least("length", self.length, 2)
         _at_least("skip_first", self.skip_first, 0)
+        if self.document_tokens is not None:
+            _at_least("document_tokens", self.document_tokens, 1)
         _at_least("num_shards", self.num_shards, 1)
         _at_least("seed", self.seed, 0)
         for split in SPLITS:
@@ -107,9 +111,11 @@ class CorpusSpec:
             raise KvxferError("corpus.dataset is not set: a hub corpus needs corpus.dataset=<owner/name>")
 
     def identity(self) -> dict[str, Any]:
-        """What decides the rows, as plain JSON types: no place, no shards; for text, the digest of the files."""
+        """What decides the rows, as plain JSON types: no place, no shards; for local text, the digest of it all."""
         left_out = {"path", "glob", "num_shards", "shard_index"}
-        if self.kind == "toy":
+        if self.document_tokens is None:
+            left_out.add("document_tokens")
+        if self.kind in ("toy", *python.KINDS):
             left_out |= {"column", "dataset", "subset", "revision"}
         if self.kind == "text":
             left_out |= {"dataset", "subset", "revision"}
@@ -117,6 +123,8 @@ class CorpusSpec:
         result["rows"] = asdict(self.rows)
         if self.kind == "text":
             result["sha256"] = text.digest(str(self.path), self.glob)
+        if self.kind in python.KINDS:
+            result |= {"python": python.version(), "sha256": python.digest(self.kind)}
         return result
 
 
@@ -212,7 +220,7 @@ def _packed(spec: CorpusSpec, tokenizer: Any, split: str, room: int) -> Iterator
     ids: list[int] = []
     keys: list[str] = []
     for key, content in _documents(spec, split):
-        ids += _encode(tokenizer, content) + eos
+        ids += _encode(tokenizer, content)[: spec.document_tokens] + eos
         keys.append(key)
         start = 0
         while len(ids) - start >= room:
@@ -229,9 +237,13 @@ def _documents(spec: CorpusSpec, split: str) -> Iterator[tuple[str, str]]:
     if spec.kind == "hub":
         texts = hub.documents(str(spec.dataset), spec.subset, spec.revision, spec.column, spec.seed)
         return _of_split(texts, split)
-    texts = text.documents(str(spec.path), spec.glob, spec.column)
+    found: Iterator[tuple[str, str]]
+    if spec.kind in python.KINDS:
+        found = (item for item in python.documents(spec.kind) if split_of(item[0]) == split)
+    else:
+        found = _of_split(text.documents(str(spec.path), spec.glob, spec.column), split)
     # Files come by name, which often means by subject: a few rows from the front would be about one thing.
-    return iter(sorted(_of_split(texts, split), key=lambda item: _draw(spec.seed, item[0])))
+    return iter(sorted(found, key=lambda item: _draw(spec.seed, item[0])))
 
 
 def _of_split(texts: Iterator[str], split: str) -> Iterator[tuple[str, str]]:

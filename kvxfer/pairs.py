@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -13,8 +13,7 @@ from kvxfer.geometry import Geometry
 from kvxfer.hf import (
     LoadedModel,
     ModelSpec,
-    check_exists,
-    folder_digest,
+    content_digest,
     load_config,
     load_model,
     load_tokenizer,
@@ -76,7 +75,7 @@ def _embedded(spec: ModelSpec) -> ModelSpec:
         return spec
     from kvxfer import toy
 
-    return ModelSpec(str({"toy-source": toy.SOURCE_DIR, "toy-target": toy.TARGET_DIR}[spec.model]))
+    return replace(spec, model=str({"toy-source": toy.SOURCE_DIR, "toy-target": toy.TARGET_DIR}[spec.model]))
 
 
 def pair_identity(spec: PairSpec) -> dict[str, Any]:
@@ -91,11 +90,15 @@ def pair_identity(spec: PairSpec) -> dict[str, Any]:
     }
 
 
-def _identity(spec: ModelSpec, key: str) -> dict[str, str]:
-    check_exists(spec, key)
-    if spec.folder is None:
-        return {"model": spec.model, "revision": spec.revision}
-    return {"sha256": folder_digest(spec.folder)}
+def _identity(spec: ModelSpec, key: str) -> dict[str, Any]:
+    digest = content_digest(spec, key)
+    named = {"model": spec.model, "revision": spec.revision}
+    return {**(named if digest is None else {"sha256": digest}), **_dropped(spec.drop_layers)}
+
+
+def _dropped(layers: tuple[int, ...]) -> dict[str, Any]:
+    """Nothing for a whole model, so that its identity is the same as before layers could be dropped."""
+    return {"drop_layers": list(layers)} if layers else {}
 
 
 def _direction(spec: PairSpec) -> str:
@@ -170,7 +173,7 @@ def _describe_model(model: LoadedModel) -> dict[str, Any]:
     local = model.revision.startswith("sha256:")
     digest = {"sha256": model.revision.removeprefix("sha256:")}
     named = {"model": model.name, "revision": model.revision}
-    return {**(digest if local else named), "geometry": model.geometry.to_dict()}
+    return {**(digest if local else named), **_dropped(model.dropped), "geometry": model.geometry.to_dict()}
 
 
 def _limit(geometry: Geometry) -> tuple[int, str]:

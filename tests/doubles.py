@@ -98,7 +98,10 @@ def make_double(option: str, directory: Path) -> tuple[Path, Path]:
     double = DOUBLES[option]
     tokenizer = tiny_tokenizer(bos=double.build in (_llama, _mistral, _ministral3))
     folders = []
-    for seed, (side, shape) in enumerate({"source": double.source, "target": double.target}.items()):
+    sides = {"source": double.source, "target": double.target}
+    if double.source is double.target:
+        del sides["target"]  # one checkpoint is both
+    for seed, (side, shape) in enumerate(sides.items()):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = double.build(shape, side == "source")
@@ -106,7 +109,7 @@ def make_double(option: str, directory: Path) -> tuple[Path, Path]:
                 if name.endswith("bias"):
                     torch.nn.init.normal_(parameter, std=0.5)
         folders.append(save(model.to(torch.bfloat16), tokenizer, directory / side))
-    return folders[0], folders[1]
+    return folders[0], folders[-1]
 
 
 def _common(shape: Shape, head_dim: int) -> dict[str, Any]:
@@ -146,6 +149,11 @@ def _llama(shape: Shape, source: bool) -> PreTrainedModel:
         "original_max_position_embeddings": 8192,
     }
     return LlamaForCausalLM(LlamaConfig(**_common(shape, 8), max_position_embeddings=131072, rope_parameters=rotary))
+
+
+def _smollm2(shape: Shape, source: bool) -> PreTrainedModel:
+    rotary = {"rope_type": "default", "rope_theta": 1e5}
+    return LlamaForCausalLM(LlamaConfig(**_common(shape, 8), max_position_embeddings=8192, rope_parameters=rotary))
 
 
 def _mistral(shape: Shape, source: bool) -> PreTrainedModel:
@@ -198,6 +206,9 @@ QWEN3 = {
     "14b": Shape(5, 5, 80),
 }
 
+# All 30 layers, so that the option's drop_layers hold for it.
+SMOLLM2 = Shape(30, 3, 48, tied=True)
+
 DOUBLES = {
     "qwen3_0.6b_1.7b": Double(_qwen3, QWEN3["0.6b"], QWEN3["1.7b"], (28, 28)),
     "qwen3_0.6b_4b": Double(_qwen3, QWEN3["0.6b"], QWEN3["4b"], (28, 36)),
@@ -210,6 +221,7 @@ DOUBLES = {
     "ministral3_3b_14b": Double(_ministral3, Shape(2, 4, 96, tied=True), Shape(3, 4, 160), (26, 40)),
     "ministral3_8b_14b": Double(_ministral3, Shape(5, 4, 128), Shape(6, 4, 160), (34, 40)),
     "ministral8b_nemo12b": Double(_mistral, Shape(6, 4, 128), Shape(7, 4, 160), (36, 40)),
+    "smollm2_pruned": Double(_smollm2, SMOLLM2, SMOLLM2, (30, 30)),
     "custom": Double(_qwen3, QWEN3["0.6b"], QWEN3["1.7b"], (28, 28)),
 }
 

@@ -139,7 +139,7 @@ def test_a_failing_job_is_named_and_the_others_are_done(tiny_folders, tmp_path):
     models = [o for o in toy_models(tiny_folders) if not o.startswith("solver")]
     done = command("train.py", "-m", *models, "logger=disabled", "solver.k=99,1", folder=tmp_path)
     assert done.returncode == 1
-    said = [line for line in done.stderr.splitlines() if "solver.k=99" in line]
+    said = [line for line in done.stderr.splitlines() if "failed: solver.k=99" in line]
     assert len(said) == 1
     assert said[0].startswith("job 0 (")
     assert said[0].endswith("failed: solver.k=99 must be from 1 to 2, the source layers that were calibrated")

@@ -60,7 +60,7 @@ def test_every_option_composes_and_becomes_settings(stage, group, option):
     assert name == (None if group in ("calibration", "logger") else option)
     if group == "pair":
         assert settings.pair.name == option
-        assert settings.corpus.kind == ("toy" if option == "toy" else "hub")
+        assert settings.corpus.kind == {"toy": "toy", "smollm2_pruned": "pydoc"}.get(option, "hub")
         assert settings.calibration.features == DESIGNS[cfg.pair.features]
     if group == "pair" and stage != "calibrate":
         assert settings.solver.k == cfg.pair.k

@@ -142,7 +142,7 @@ def test_a_source_layer_is_factored_once(name: str, factorisations: int, monkeyp
         ([0.9, 0.8, 0.1], True),
         ([0.9, 0.9 - 1e-6, 0.1], False),
         ([0.1, 0.9, 0.2], False),
-        ([0, 0.5, 0.9], True),
+        ([0.0, 0.5, 0.9], True),
     ],
 )
 def test_a_grid_is_too_short_where_its_last_step_still_gains(scores: list[float], beyond: bool) -> None:

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
+from kvxfer.ancestry import find_ancestry
 from kvxfer.apply import Mapper
 from kvxfer.hf import LoadedModel
 from kvxfer.kv import KV
@@ -16,6 +17,9 @@ from kvxfer.plan import Plan
 
 HANDED = ("identity", "mapped", "mapped_all", "floor", "raw_copy", "wrong_donor")
 """Conditions under which the target goes on from a cache that it is handed."""
+
+PRUNED = ("ancestor_copy",)
+"""More of them, for a pair whose source was pruned from its target."""
 
 OWN = ("ceiling", "source", "no_context")
 """Conditions without a handed cache; they do not depend on the plan."""
@@ -60,7 +64,8 @@ def handed_conditions(
     first, stop = plan.mapped_span(prompt.shape[1])
     head, tail = prompt[:, :stop], prompt[:, stop:]
     exact = pair.target.prefill(head)
-    content = pair.content("source", pair.source.prefill(head))
+    read = pair.source.prefill(head)
+    content = pair.content("source", read)
     mapped = pair.rotated("target", mapper.map(content, head))
     others = donors[:, :stop]
     donated = mapper.map(pair.content("source", pair.source.prefill(others)), others)
@@ -77,6 +82,8 @@ def handed_conditions(
         "raw_copy": planned(copied),
         "wrong_donor": planned(pair.rotated("target", donated)),
     }
+    if (ancestry := find_ancestry(pair)) is not None:
+        caches["ancestor_copy"] = planned(ancestry.copy(read))
     return {name: Prepared(pair.target, cache, tail) for name, cache in caches.items()}
 
 

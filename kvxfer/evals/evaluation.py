@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kvxfer.apply import Mapper
-from kvxfer.evals.conditions import HANDED, OWN, Prepared, handed_conditions, own_conditions
+from kvxfer.evals.conditions import HANDED, OWN, PRUNED, Prepared, handed_conditions, own_conditions
 from kvxfer.evals.items import Batch, Item
 from kvxfer.evals.scoring import score
 from kvxfer.pairs import Pair
@@ -62,11 +62,11 @@ def evaluate_items(
         prepared = handed_conditions(pair, mapper, plan, batch.prompt, batch.donors)
         if baselines is None:
             prepared = {**own_conditions(pair, batch.prompt, batch.context), **prepared}
-        for name in (*OWN, *HANDED):
+        for name in (*OWN, *HANDED, *PRUNED):
             if name in prepared:
                 add_scores(records, name, prepared[name], batch, stop)
-            else:
-                _take_over(records, baselines or {}, batch, name)
+            elif baselines is not None:
+                _take_over(records, baselines, batch, name)
         advance(len(batch.items))
     return records
 

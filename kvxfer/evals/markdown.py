@@ -18,7 +18,7 @@ from kvxfer.evals.tables import (
     quantity,
     setting,
 )
-from kvxfer.evals.verdict import verdict
+from kvxfer.evals.verdict import ancestry_sentence, verdict
 from kvxfer.evals.wording import DESIGNS, GLOSSARY, INTRODUCTION, condition_name
 
 Results = Mapping[str, Any]
@@ -59,7 +59,10 @@ def figure_paths(results: Results) -> dict[str, str]:
 
 def body(results: Results) -> list[str]:
     """Every section of one evaluation."""
-    lines = [f"**{verdict(results['conditions'], results['tests']).sentence}**", "", *_context(results)]
+    lines = [f"**{verdict(results['conditions'], results['tests']).sentence}**", ""]
+    if (said := ancestry_sentence(results)) is not None:
+        lines += [f"**{said}**", ""]
+    lines += _context(results)
     lines += ["## Headline", "", *_conditions_table(results["conditions"])]
     paths = figure_paths(results)
     lines += [f"![Every condition with its 95 % interval]({paths['conditions']})", ""]
@@ -131,7 +134,8 @@ def _numbers(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _comparison_name(key: str) -> str:
     first, _, second = key.partition("_vs_")
-    return f"{condition_name(first)} vs {'source alone' if second == 'source' else second}"
+    others = {"source": "source alone", "ancestor_copy": "copy of each layer's ancestor"}
+    return f"{condition_name(first)} vs {others.get(second, second)}"
 
 
 def _tests_table(tests: Mapping[str, Mapping[str, Any]]) -> list[str]:

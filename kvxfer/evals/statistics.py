@@ -41,8 +41,14 @@ __all__ = [
 ]
 
 _TRANSFERRED = ("ceiling", "identity", "source", "mapped", "mapped_all")
-CONDITIONS = (*_TRANSFERRED, "floor", "raw_copy", "wrong_donor", "random_map", "no_context")
-COMPARISONS = (("mapped", "source"), ("mapped", "ceiling"), ("mapped_all", "source"), ("mapped_all", "ceiling"))
+CONDITIONS = (*_TRANSFERRED, "floor", "raw_copy", "ancestor_copy", "wrong_donor", "random_map", "no_context")
+COMPARISONS = (
+    ("mapped", "source"),
+    ("mapped", "ceiling"),
+    ("mapped_all", "source"),
+    ("mapped_all", "ceiling"),
+    ("mapped", "ancestor_copy"),
+)
 MOST_NATS = 700.0  # exp of more overflows
 
 

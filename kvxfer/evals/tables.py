@@ -34,7 +34,8 @@ RESULTS_SCHEMA: dict[str, str] = {
     "conditions.*.gap_recovered": "(accuracy - source) / (ceiling - source), null without a gap",
     "conditions.*.gap_recovered_nats": "(source - nats) / (source - ceiling), null without a gap",
     "conditions.*.n": "items",
-    "tests": "mapped_vs_source, mapped_vs_ceiling, mapped_all_vs_source, mapped_all_vs_ceiling: first minus second",
+    "tests": "mapped_vs_source, mapped_vs_ceiling, mapped_all_vs_source, mapped_all_vs_ceiling: first minus second; "
+    "mapped_vs_ancestor_copy where the source was pruned from the target (results then have ancestry too)",
     "tests.mapped_vs_source": "the comparison that decides",
     "tests.*.accuracy_p": "exact McNemar, two-sided, over items",
     "tests.*.accuracy_difference": "difference of accuracies (> 0: first is better)",

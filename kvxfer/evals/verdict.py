@@ -91,3 +91,30 @@ def verdict(
     kinds: dict[Outcome | None, Literal["beats", "none", "worse"]] = {"better": "beats", "worse": "worse"}
     kind = "mixed" if len(known) == 2 else kinds.get(accuracy or nats, "none")
     return Verdict(kind, head, f"{head}: {'; '.join(parts)}." if parts else f"{head}.")
+
+
+def ancestry_sentence(results: Mapping[str, Any]) -> str | None:
+    """What a pair whose source was pruned from its target must show first; None for any other pair."""
+    ancestry, test = results.get("ancestry"), results["tests"].get("mapped_vs_ancestor_copy")
+    if not ancestry or test is None:
+        return None
+    outcomes = {accuracy_outcome(test), nats_outcome(test)} - {None}
+    beaten = "better" in outcomes and "worse" not in outcomes
+    said = "it does" if beaten else "that is not shown, so none does"
+    count, dropped = len(ancestry["layers"]), ", ".join(map(str, ancestry["dropped"]))
+    parts = []
+    if test.get("accuracy_p") is not None:
+        parts.append(
+            f"{points(test['accuracy_difference'])}, 95 % interval {interval(test['accuracy_ci'])}, "
+            f"exact McNemar {p_text(test['accuracy_p'])}"
+        )
+    if test.get("nll_p") is not None:
+        parts.append(
+            f"{number(test['nll_difference'], sign=True)} nats per token, 95 % interval "
+            f"{interval(test['nll_ci'], 'number')}, paired t {p_text(test['nll_p'])}"
+        )
+    return (
+        f"The source is the target without layers {dropped}; {ancestry['identical']} of {count} target layers have "
+        "identical caches in both, by construction. No claim stands on this pair unless the mapped cache beats a copy "
+        f"of each layer's ancestor: {said} ({'; '.join(parts)})."
+    )

@@ -10,6 +10,7 @@ CONDITION_NAMES = {
     "mapped_all": "Mapped cache, all but the last token",
     "floor": "Zeroed cache (floor)",
     "raw_copy": "Raw copy of the source's cache",
+    "ancestor_copy": "Copy of each layer's ancestor",
     "wrong_donor": "Another document's cache",
     "random_map": "Random map",
     "no_context": "No context",
@@ -22,6 +23,7 @@ SHORT_NAMES = CONDITION_NAMES | {
     "mapped_all": "Mapped, all but last",
     "floor": "Zeroed cache",
     "raw_copy": "Raw copy",
+    "ancestor_copy": "Ancestors' copy",
     "wrong_donor": "Another doc's cache",
 }
 DESIGNS = {
@@ -52,6 +54,11 @@ GLOSSARY = (
     (
         "Controls",
         "zeroed cache (floor), raw copy, another document's cache, random map, no context: should be near chance.",
+    ),
+    (
+        "Copy of each layer's ancestor",
+        "only where the source is the target without some layers: every target layer takes the cache of the source"
+        " layer that is it, a dropped one that of its nearest survivor. It needs no map, so a map must beat it.",
     ),
     (
         "Retention",

@@ -7,6 +7,7 @@ from kvxfer.hf.geometry import read_geometry
 from kvxfer.hf.load import (
     ModelSpec,
     check_exists,
+    content_digest,
     load_config,
     load_model,
     load_tokenizer,
@@ -19,6 +20,7 @@ __all__ = [
     "LoadedModel",
     "ModelSpec",
     "check_exists",
+    "content_digest",
     "folder_digest",
     "load_config",
     "load_model",

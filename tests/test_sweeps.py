@@ -1,0 +1,300 @@
+"""Sweeps: checked before they run, resumed by the same command, summed up at the end, the same for every launcher."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from doubles import TEXT, make_double
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.plugins.launcher import Launcher
+from small_corpora import text_spec, tokenizer_of
+
+from kvxfer import cli
+from kvxfer.config import compose, job_config, load_job, plain, save_job
+from kvxfer.corpus import RowCounts, load_rows
+from kvxfer.errors import KvxferError
+from kvxfer.sweeps.figure import draw, geometric
+from kvxfer.sweeps.jobs import Job, Outcome, sweep_id
+from kvxfer.sweeps.measures import Measure
+from kvxfer.sweeps.summary import summarise
+
+REPOSITORY = Path(__file__).parents[1]
+SWEEPS = REPOSITORY / "sweeps"
+BOTH = ("train", "evaluate")
+DEFAULTS = {file.stem: yaml.safe_load(file.read_text())["defaults"] for file in sorted(SWEEPS.glob("*.yaml"))}
+GRIDS = [(grid, stage) for grid, given in DEFAULTS.items() for stage in BOTH if {stage, "stage"} & set(given)]
+PNG = b"\x89PNG"
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Overrides for a tiny random pair and a small folder of text, in an outputs directory of this module."""
+    home = tmp_path_factory.mktemp("sweeps")
+    source, target = make_double("custom", home)
+    text = home / "text"
+    text.mkdir()
+    words = [word for sentence in TEXT for word in sentence.split()]
+    for number in range(60):
+        order = [words[(number * step + step) % len(words)] for step in range(80)]
+        (text / f"{number}.txt").write_text(f"{number} " + " ".join(order))
+    rows = {"fit": 16, "validation": 4, "held_out": 4, "evaluation": 6}
+    return [
+        "pair=custom",
+        f"pair.source.model={source}",
+        f"pair.target.model={target}",
+        "pair.dtype=float32",
+        "pair.device=cpu",
+        "corpus=text",
+        f"corpus.path={text}",
+        "corpus.length=32",
+        *(f"corpus.rows.{split}={count}" for split, count in rows.items()),
+        f"paths.outputs={home / 'out put'}",
+        "eval.batch_size=2",
+    ]
+
+
+def outputs(settings: list[str]) -> Path:
+    return Path(next(item for item in settings if item.startswith("paths.outputs=")).partition("=")[2])
+
+
+def command(stage: str, settings: list[str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A command as a user gives it; training knows nothing of eval."""
+    own = [item for item in settings if stage == "evaluate" or not item.startswith("eval.")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled"}
+    line = [sys.executable, f"{stage}.py", *arguments, *own]
+    return subprocess.run(line, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
+
+
+def rows_of(path: str) -> list[dict[str, str]]:
+    with Path(path).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_sweep_survives_a_failing_job_and_goes_on_with_workers(settings: list[str]) -> None:
+    grid = ["penalty.lam=1e-3,1e-2,1e-1", "solver.k=1,99"]
+    first = command("train", settings, "-m", *grid)
+    assert first.returncode == 1
+    assert "Traceback" not in first.stderr
+    *_, summary, figure = first.stdout.splitlines()
+    rows = rows_of(summary)
+    assert [row["penalty.lam"] for row in rows] == ["0.001", "0.001", "0.01", "0.01", "0.1", "0.1"]
+    assert [row["status"] for row in rows] == ["done", "failed"] * 3
+    assert all("solver.k=99" in row["error"] for row in rows[1::2])
+    assert all(math.isfinite(float(row["r2_held_out_keys"])) for row in rows[::2])
+    assert Path(figure).read_bytes().startswith(PNG)
+    assert Path(summary).parent.parent == outputs(settings) / "sweeps"
+    assert "failed: job 1, 3, 5: solver.k=99" in first.stdout
+    assert first.stderr.splitlines()[-1].startswith("error: 3 of 6 jobs failed")
+
+    before = {run: (run / "run.json").stat().st_mtime_ns for run in (outputs(settings) / "train").glob("[!.]*")}
+    again = command("train", settings, "-m", *grid, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
+    assert again.returncode == 1
+    assert again.stdout.splitlines()[-2:] == [summary, figure]
+    assert rows_of(summary) == rows
+    assert before == {run: (run / "run.json").stat().st_mtime_ns for run in before}
+    assert again.stderr.count("is there already") == 3
+    # Workers tell what they do, in this package's format.
+    assert "job 4: penalty.lam=0.1 solver.k=1" in again.stderr.splitlines()
+
+
+def test_workers_share_one_calibration(settings: list[str]) -> None:
+    """Both jobs need it and neither has it: one makes it, the other waits."""
+    fresh = ["solver.k=1", "corpus.seed=1", "corpus.rows.fit=12", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+    before = set((outputs(settings) / "calibrate").glob("[!.]*"))
+    mine = [item for item in settings if not item.startswith("corpus.rows.fit")]
+    done = command("train", mine, "-m", *fresh, "features=same,both", "calibration.features=both")
+    assert done.returncode == 0, done.stderr
+    assert len(set((outputs(settings) / "calibrate").glob("[!.]*")) - before) == 1
+    assert [row["features"] for row in rows_of(done.stdout.splitlines()[-2])] == ["same", "both"]
+
+
+def test_an_evaluate_sweep_ends_with_perplexity(settings: list[str]) -> None:
+    done = command("evaluate", settings, "-cd", "sweeps", "-cn", "ridge_lambda", "penalty.lam=0.01,1.0", "solver.k=1")
+    assert done.returncode == 0, done.stderr
+    *_, summary, figure = done.stdout.splitlines()
+    rows = rows_of(summary)
+    assert [float(row["penalty.lam"]) for row in rows] == [0.01, 1.0]
+    assert all(float(row["perplexity"]) > 1 and float(row["nats_low"]) <= float(row["nats"]) for row in rows)
+    assert len({row["ceiling_nats"] for row in rows}) == 1
+    assert Path(figure).read_bytes().startswith(PNG)
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Nothing runs: the overrides of the jobs that would have been launched."""
+    jobs: list[list[str]] = []
+
+    def launch(self: Launcher, overrides: Sequence[list[str]], initial_job_idx: int) -> list[JobReturn]:
+        jobs.extend([list(job) for job in overrides])
+        return [JobReturn(status=JobStatus.COMPLETED, _return_value=Outcome(error="not run")) for _ in overrides]
+
+    # Not the class as imported: Hydra's scan for plugins makes it anew.
+    name = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
+    monkeypatch.setattr(Plugins.instance().class_name_to_class[name], "launch", launch)
+    return jobs
+
+
+def run(monkeypatch: pytest.MonkeyPatch, stage: str, *arguments: str) -> str:
+    """What a command ends with; every one here ends early."""
+    monkeypatch.setattr(sys, "argv", [f"{stage}.py", *arguments])
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+    with pytest.raises(SystemExit) as end:
+        cli.main(stage)
+    return str(end.value)
+
+
+@pytest.mark.parametrize(("grid", "stage"), GRIDS)
+def test_every_grid_is_valid(
+    grid: str, stage: str, launched: list[list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    end = run(monkeypatch, stage, "-cd", str(SWEEPS), "-cn", grid, f"paths.outputs={tmp_path}")
+    assert end.startswith(f"error: {len(launched)} of {len(launched)} jobs failed"), end
+    assert len(launched) > 1
+    assert len(list(tmp_path.glob("sweeps/*/jobs/*.yaml"))) == len(launched)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["penalty.lam=0.1,-1"], "job 1 (penalty.lam=-1): penalty.lam=-1.0 must be a number of 0 or more"),
+        (["solver.k=range(1,4)", "penalty.lam=0.1,abc"], "job 1 (solver.k=1 penalty.lam=abc): penalty.lam=abc must be"),
+        (["features=glob(*)", "solver.k=1,x"], "job 1 (features=auto solver.k=x): "),
+        (["features=same,none_such"], "job 1 (features=none_such): "),
+        (["solver.kk=1,2"], "job 0 (solver.kk=1): "),
+        (["corpus.seed=0,1", "corpus.skip_first=999"], "job 0 (corpus.seed=0): corpus.skip_first=999"),
+    ],
+)
+def test_one_wrong_value_starts_nothing(
+    arguments: list[str], message: str, launched: list[list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    end = run(monkeypatch, "train", "-m", *arguments, f"paths.outputs={tmp_path}")
+    assert end.startswith(f"error: {message}")
+    assert end.endswith("no job was started")
+    assert "\n" not in end
+    assert not launched
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_grid_of_another_command_is_refused(
+    launched: list[list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    end = run(monkeypatch, "train", "-cn", "evaluate", "-m", "plan=all,sinks", f"paths.outputs={tmp_path}")
+    assert "job 0 (plan=all): this config is one of evaluate.py and cannot be run by train.py" in end
+    assert not launched
+
+
+def test_a_job_runs_from_the_config_that_was_checked(tmp_path: Path) -> None:
+    """Types survive too: a number stays one, a text that looks like one does not become one."""
+    overrides = [
+        "penalty.lam=1e-9",
+        "calibration.checkpoint_minutes=inf",
+        "corpus.name='1e5'",
+        "calibration.layers=[1]",
+    ]
+    config = job_config(compose("train", overrides))
+    save_job(tmp_path / "jobs" / "0.yaml", "penalty.lam=1e-09", config)
+    label, loaded = load_job("train", tmp_path / "jobs" / "0.yaml")
+    assert label == "penalty.lam=1e-09"
+    assert plain(loaded) == plain(config)
+    assert (loaded.penalty.lam, loaded.corpus.name) == (1e-9, "1e5")
+
+
+def test_a_sweep_id_is_of_what_is_asked() -> None:
+    def id_of(*grids: list[str], stage: str = "train") -> str:
+        return sweep_id(stage, [plain(job_config(compose("train", grid))) for grid in grids])
+
+    here = id_of(["penalty.lam=0.1"], ["penalty.lam=1"])
+    assert here == id_of(["penalty.lam=1", "logger=online", "force=true"], ["penalty.lam=1e-1", "paths.outputs=there"])
+    assert here != id_of(["penalty.lam=0.1"], ["penalty.lam=2"])
+    assert here != id_of(["penalty.lam=0.1"], ["penalty.lam=1"], stage="evaluate")
+
+
+def test_the_wandb_sweep_is_the_hydra_grid(
+    launched: list[list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sweep: dict[str, Any] = yaml.safe_load((SWEEPS / "wandb" / "ridge.yaml").read_text())
+    names = list(sweep["parameters"])
+    # The agent writes key=value with str().
+    points = itertools.product(*(sweep["parameters"][name]["values"] for name in names))
+    theirs = [[f"{name}={value}" for name, value in zip(names, point, strict=True)] for point in points]
+    assert sweep["command"][-1] == "${args_no_hyphens}"
+    assert (REPOSITORY / sweep["program"]).is_file()
+    run(monkeypatch, "train", "-cd", str(SWEEPS), "-cn", "ridge_lambda_k", f"paths.outputs={tmp_path}")
+    parser = OverridesParser.create()
+
+    def values(jobs: list[list[str]]) -> list[dict[str, Any]]:
+        parsed = [parser.parse_overrides(job) for job in jobs]
+        return [{item.key_or_group: item.value() for item in job if item.key_or_group in names} for job in parsed]
+
+    assert values(theirs) == values(launched)
+    assert all(isinstance(value, int | float) for job in values(theirs) for value in job.values())
+    compose("train", theirs[0])
+
+
+@pytest.mark.parametrize("few", [1, 3, 8])
+def test_a_smaller_calibration_is_a_prefix_of_a_larger(tmp_path: Path, few: int) -> None:
+    documents = [f"a{number} b{number} c{number} " * 9 for number in range(80)]
+    for number, text in enumerate(documents):
+        (tmp_path / f"{number}.txt").write_text(text)
+    tokenizer = tokenizer_of(documents)
+    spec = text_spec(tmp_path)
+
+    def fit(count: int) -> list[list[int]]:
+        return load_rows(replace(spec, rows=RowCounts(fit=count)), tokenizer, "fit").tokens.tolist()
+
+    many = fit(12)
+    assert fit(few) == many[:few]
+
+
+def test_numbers_that_grow_by_a_factor_get_a_logarithmic_axis() -> None:
+    assert geometric([1e-6, 1e-4, 1e-2, 1.0])
+    assert geometric([32, 64, 128, 256])
+    assert geometric([0, 1e-3, 1e-2, 1e-1])
+    assert not geometric([1, 2, 3, 4, 5, 6])
+    assert not geometric([0.25, 0.5, 0.75])
+    assert not geometric([-1, 1, 10])
+    assert not geometric([1, 100])
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [{"penalty.lam": lam, "solver.k": k} for lam in (0, 1e-6, 1e-4, 1e-2) for k in (1, 2)],
+        [{"features": name} for name in ("same", "both")],
+        [{"penalty.lam": lam, "features": name} for lam in ("auto", 0.1) for name in ("same", "both")],
+        [{"eval.generate": flag, "solver.k": 3} for flag in (True, False)],
+    ],
+)
+def test_any_grid_can_be_drawn(values: list[dict[str, Any]], tmp_path: Path) -> None:
+    measure = Measure("quality", "quality", share=True, lines={"source alone": "source_quality"})
+    points = [
+        (point, {"quality": number / 9, "quality_low": 0.0, "quality_high": 0.9, "source_quality": 0.5})
+        for number, point in enumerate(values)
+    ]
+    assert draw(points, [measure, Measure("never", "never")], tmp_path / "a.png")
+    assert (tmp_path / "a.png").read_bytes().startswith(PNG)
+
+
+def test_a_sweep_without_a_finished_job_still_ends_with_its_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "quality.png").write_bytes(b"of an earlier time")
+    jobs = [Job(number, {"solver.k": number}, {}) for number in (1, 2)]
+    with pytest.raises(KvxferError, match="2 of 2 jobs failed"):
+        summarise("train", tmp_path, jobs, [Outcome(error="no disk"), Outcome(run=str(tmp_path / "gone"))])
+    assert capsys.readouterr().out.splitlines()[-1] == str(tmp_path / "summary.csv")
+    assert [row["status"] for row in rows_of(str(tmp_path / "summary.csv"))] == ["failed", "failed"]
+    assert not (tmp_path / "quality.png").exists()
