@@ -1,222 +1,23 @@
-"""The typed schema of every config, and the way from it to plain dataclasses. Nothing else knows OmegaConf."""
+"""Composed configs and the way from them to plain dataclasses. Only this module and ``schema`` know OmegaConf."""
 
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Optional, Union
+from typing import TYPE_CHECKING, Any
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
-from omegaconf import II, MISSING, DictConfig, OmegaConf, flag_override
+from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from kvxfer.errors import KvxferError
+from kvxfer.schema import SCHEMAS
 
 if TYPE_CHECKING:
     from kvxfer.stages.settings import CalibrateSettings, EvaluateSettings, TrainSettings
-
-Number = Union[int, float, str]  # noqa: UP007  (OmegaConf reads this form only)
-
-
-@dataclass
-class ModelConf:
-    """``pair.source`` and ``pair.target``."""
-
-    model: str = MISSING
-    revision: str = "main"
-    drop_layers: list[int] = field(default_factory=list)
-
-
-def _source() -> ModelConf:
-    """``pair.source``: it drops what ``pair.drop_layers`` says, unless it says otherwise itself."""
-    conf = ModelConf()
-    conf.drop_layers = II("pair.drop_layers")
-    return conf
-
-
-@dataclass
-class PairConf:
-    """Group ``pair``."""
-
-    name: str = MISSING
-    drop_layers: list[int] = field(default_factory=list)
-    source: ModelConf = field(default_factory=_source)
-    target: ModelConf = field(default_factory=ModelConf)
-    dtype: str = "bfloat16"
-    device: str = "auto"
-    attention: str = "sdpa"
-    reverse: bool = False
-    k: int = 4
-    features: str = "same"
-
-
-@dataclass
-class RowsConf:
-    """``corpus.rows``."""
-
-    fit: int = 512
-    validation: int = 128
-    held_out: int = 64
-    evaluation: int = 64
-
-
-@dataclass
-class CorpusConf:
-    """Group ``corpus``."""
-
-    name: str = MISSING
-    kind: str = MISSING
-    length: int = MISSING
-    path: str | None = None
-    glob: str = "**/*"
-    column: str = "text"
-    dataset: str | None = None
-    subset: str | None = None
-    revision: str | None = None
-    document_tokens: int | None = None
-    rows: RowsConf = field(default_factory=RowsConf)
-    skip_first: int = 4
-    num_shards: int = 1
-    shard_index: int = 0
-    seed: int = 0
-
-
-@dataclass
-class CalibrationConf:
-    """Group ``calibration``."""
-
-    features: str = "auto"
-    layers: list[int] | None = None
-    stride: int = 1
-    batch_size: int = 8
-    metrics: bool = True
-    probe_rows: int = 0
-    probe_tokens: int = 256
-    max_bad_rows: float = 0.01
-    checkpoint_minutes: float = 5.0
-
-
-@dataclass
-class FeaturesConf:
-    """Group ``features``."""
-
-    name: str = MISSING
-    kinds: str | None = None
-    previous: int | None = None
-    target_embedding: int | None = None
-    target_layer0: bool | None = None
-    random_relu: int | None = None
-
-
-@dataclass
-class SolverConf:
-    """Group ``solver``."""
-
-    name: str = MISSING
-    k: Number = MISSING
-    method: str = "topk"
-    selection: str = "shared"
-    selection_lam: float = 1e-3
-    criterion: str = "r2"
-    pool: int = 6
-
-
-@dataclass
-class PenaltyConf:
-    """Group ``penalty``."""
-
-    name: str = MISSING
-    lam: Number = "auto"
-    alpha: Number | None = None
-
-
-@dataclass
-class RankConf:
-    """Group ``rank``."""
-
-    name: str = MISSING
-    r: Number | None = None
-    metric: Optional[str] = None  # noqa: UP045  (as the line above)
-
-
-@dataclass
-class PlanConf:
-    """Group ``plan``."""
-
-    name: str = MISSING
-    exact_first: int = 4
-    hold_back: int = 1
-
-
-@dataclass
-class EvalConf:
-    """Group ``eval``."""
-
-    name: str = MISSING
-    stories: int = 200
-    questions: int = 5
-    length: int | None = None
-    prefix: int | None = None
-    batch_size: int = 25
-    generate: bool = True
-    seed: int = 0
-
-
-@dataclass
-class LoggerConf:
-    """Group ``logger``."""
-
-    wandb: str = "offline"
-    project: str = "kvxfer"
-    entity: str | None = None
-    group: str | None = None
-    tags: list[str] = field(default_factory=list)
-    directory: str | None = None
-
-
-@dataclass
-class PathsConf:
-    """``paths``."""
-
-    outputs: str = "outputs"
-
-
-@dataclass
-class CalibrateConf:
-    """``calibrate.py``."""
-
-    pair: PairConf = field(default_factory=PairConf)
-    corpus: CorpusConf = field(default_factory=CorpusConf)
-    calibration: CalibrationConf = field(default_factory=CalibrationConf)
-    logger: LoggerConf = field(default_factory=LoggerConf)
-    paths: PathsConf = field(default_factory=PathsConf)
-    force: bool = False
-
-
-@dataclass
-class TrainConf(CalibrateConf):
-    """``train.py``."""
-
-    features: FeaturesConf = field(default_factory=FeaturesConf)
-    solver: SolverConf = field(default_factory=SolverConf)
-    penalty: PenaltyConf = field(default_factory=PenaltyConf)
-    rank: RankConf = field(default_factory=RankConf)
-    build_missing: bool = True
-
-
-@dataclass
-class EvaluateConf(TrainConf):
-    """``evaluate.py``."""
-
-    plan: PlanConf = field(default_factory=PlanConf)
-    eval: EvalConf = field(default_factory=EvalConf)
-    map: str | None = None
-
-
-SCHEMAS = {"calibrate": CalibrateConf, "train": TrainConf, "evaluate": EvaluateConf}
 
 
 def register(stage: str | None = None) -> None:
