@@ -56,8 +56,12 @@ def make_samples(
     seed: int = 0,
     mean: float = 0.0,
     noise: float = 0.3,
+    local: bool = False,
 ) -> Samples:
-    """Outputs that are a linear function of all blocks, plus noise; columns of mixed scale with ``mean`` deviations."""
+    """Outputs that are a linear function of all blocks, plus noise; columns of mixed scale with ``mean`` deviations.
+
+    With ``local`` each head of an output is a function of the same heads of the blocks alone.
+    """
     extras = {"embedding": 5, "layer0_keys": heads * dim, "layer0_values": heads * dim, "random_relu": 7}
     layout = Layout.of(features, list(range(source_layers)), target_layers, heads * dim, heads, extras)
     generator = torch.Generator().manual_seed(seed)
@@ -69,6 +73,9 @@ def make_samples(
     scale = 10.0 ** (draw(columns) * 0.3)
     x = draw(tokens, columns) * scale + mean * scale * draw(columns).sign()
     weight = torch.randn(columns, outputs * width, generator=torch.Generator().manual_seed(99)).double()
+    if local:
+        head = torch.arange(heads).repeat_interleave(dim)
+        weight = weight * (head.repeat(columns // width)[:, None] == head.repeat(outputs))
     centred = x - x.mean(0)
     y = (centred @ weight / len(weight) ** 0.5).view(tokens, outputs, width)
     y = y + noise * draw(tokens, outputs, width) + mean

@@ -92,7 +92,11 @@ WRONG = [
     ("train", ["solver.selection_lam=-1"], "solver.selection_lam=-1"),
     ("train", ["solver.k"], "Error parsing override 'solver.k'"),
     ("train", ["pair=nope"], "Could not find 'pair/nope'. Available options in 'pair': custom, llama3.1_8b_70b"),
-    ("train", ["features=nope"], "Available options in 'features': auto, both, previous, same"),
+    (
+        "train",
+        ["features=nope"],
+        "Available options in 'features': auto, both, embedding, layer0, previous, relu, same",
+    ),
     ("train", ["rank=8"], "rank=8: choose an option of 'rank': full"),
     ("train", ["solver=8"], "solver=8: choose an option of 'solver': "),
     ("train", ["-m", "rank=8,full"], "job 0 (rank=8): rank=8: choose an option of 'rank'"),

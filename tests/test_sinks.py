@@ -89,7 +89,10 @@ def test_batches_add_up_and_a_state_comes_back() -> None:
 def test_an_outlier_that_enters_the_moments_is_said(
     tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    prefill = LoadedModel.prefill
+    prefill, queries = LoadedModel.prefill, LoadedModel.queries
+
+    def planted_with_queries(self: LoadedModel, ids: torch.Tensor) -> tuple[KV, list[torch.Tensor]]:
+        return self.prefill(ids), queries(self, ids)[1]
 
     def planted(self: LoadedModel, ids: torch.Tensor, past: KV | None = None) -> KV:
         kv = prefill(self, ids, past).apply(torch.clone)
@@ -99,6 +102,7 @@ def test_an_outlier_that_enters_the_moments_is_said(
 
     monkeypatch.setattr(stage, "load_pair", lambda spec: tiny_pair)
     monkeypatch.setattr(LoadedModel, "prefill", planted)
+    monkeypatch.setattr(LoadedModel, "queries", planted_with_queries)
     with caplog.at_level(logging.INFO, "kvxfer"):
         path = calibrate(make_settings(tiny_pair.spec, tmp_path, {"skip_first": 1}))
     sinks = read_json(path / REPORT)["sinks"]

@@ -44,7 +44,7 @@ class ClosedForm:
         rank: what the map may span.
     """
 
-    k: int | str
+    k: int | float | str
     method: str = "topk"
     selection: str = "shared"
     selection_lam: float = 1e-3
@@ -57,7 +57,7 @@ class ClosedForm:
 
     def __post_init__(self) -> None:
         if self.k != "auto" if isinstance(self.k, str) else self.k != int(self.k) or self.k < 1:
-            raise KvxferError(f"solver.k={self.k} must be 1 or more source layers, or auto")
+            raise KvxferError(f"solver.k={self.k} must be 1 or more source layers (a whole number), or auto")
         for key, options in (("method", METHODS), ("selection", ("shared", "separate")), ("criterion", CRITERIA)):
             if getattr(self, key) not in options:
                 raise KvxferError(f"solver.{key}={getattr(self, key)!r} is none of {', '.join(options)}")
