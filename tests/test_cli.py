@@ -91,6 +91,8 @@ WRONG = [
     ("train", ["solver.selection=nope"], "solver.selection='nope'"),
     ("train", ["solver.selection_lam=-1"], "solver.selection_lam=-1"),
     ("train", ["solver.k"], "Error parsing override 'solver.k'"),
+    ("train", ["corpus.num_shards=2"], "corpus.num_shards=2: only calibrate.py shares rows"),
+    ("evaluate", ["corpus.num_shards=2"], "corpus.num_shards=2: only calibrate.py shares rows"),
     ("train", ["pair=nope"], "Could not find 'pair/nope'. Available options in 'pair': custom, llama3.1_8b_70b"),
     (
         "train",

@@ -22,7 +22,7 @@ from kvxfer.pairs import Pair, load_pair
 from kvxfer.progress import progress
 from kvxfer.report import terminal_table, write_results
 from kvxfer.runs import RECORD, Run, environment, open_run, read_json
-from kvxfer.stages.settings import EvaluateSettings, dials
+from kvxfer.stages.settings import EvaluateSettings, dials, label
 from kvxfer.stages.train import SELECTION, train, train_id
 
 log = logging.getLogger("kvxfer")
@@ -45,8 +45,7 @@ def evaluate(settings: EvaluateSettings, show: bool = True) -> list[Path]:
             log.info("evaluation %s is there already", run.id)
         else:
             columns = _columns(settings, cache_map)
-            name = f"{columns['pair']}/{columns['features']}-{columns['solver']}-{columns['penalty']}-{columns['rank']}"
-            tags = tuple(str(columns[key]) for key in ("pair", "solver", "penalty", "rank", "features"))
+            name, tags = label(columns)
             about = {**columns, "config": config, "inputs": {"train": directory.name, "map": cache_map.hash}}
             group = settings.logger.group or settings.pair.label
             with open_loggers(settings.logger, run.work, run.id, "evaluate", name, about, group, tags) as out:

@@ -90,6 +90,12 @@ def _model(conf: Any) -> ModelSpec:
     return ModelSpec(conf.model, conf.revision, tuple(conf.drop_layers))
 
 
+def label(columns: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
+    """The name and the tags of a logged run about a map."""
+    name = f"{columns['pair']}/{columns['features']}-{columns['solver']}-{columns['penalty']}-{columns['rank']}"
+    return name, tuple(str(columns[key]) for key in ("pair", "solver", "penalty", "rank", "features"))
+
+
 def _common(conf: Any, features: Features | None) -> dict[str, Any]:
     pair = PairSpec(
         name=conf.pair.name,
@@ -162,6 +168,11 @@ def _normalise(conf: Any) -> None:
 
 
 def _training(conf: Any) -> dict[str, Any]:
+    if conf.corpus.num_shards != 1:
+        raise KvxferError(
+            f"corpus.num_shards={conf.corpus.num_shards}: only calibrate.py shares rows between processes; run it for "
+            "every corpus.shard_index first, then this without corpus.num_shards"
+        )
     features = _features(conf)
     penalty_class = _choice(PENALTIES, conf.penalty.name, "penalty")
     rank_class = _choice(RANKS, conf.rank.name, "rank")

@@ -17,7 +17,7 @@ from kvxfer.progress import progress
 from kvxfer.runs import RECORD, Run, open_run, read_json, run_id, write_json
 from kvxfer.solvers import Fit, Splits
 from kvxfer.stages.calibrate import REPORT, calibrate, calibration_id, load_splits
-from kvxfer.stages.settings import TrainSettings
+from kvxfer.stages.settings import TrainSettings, label
 
 log = logging.getLogger("kvxfer")
 
@@ -36,8 +36,7 @@ def train(settings: TrainSettings) -> Path:
         moments = find_calibration(settings)
         columns, config = settings.columns(), settings.solver_config
         about = {**columns, "config": config, "inputs": {"calibrate": moments.name}}
-        name = f"{columns['pair']}/{columns['features']}-{columns['solver']}-{columns['penalty']}-{columns['rank']}"
-        tags = tuple(str(columns[key]) for key in ("pair", "solver", "penalty", "rank", "features"))
+        name, tags = label(columns)
         group = settings.logger.group or settings.pair.label
         with open_loggers(settings.logger, run.work, run.id, "train", name, about, group, tags) as out:
             _fit(settings, run, moments, out)
