@@ -23,7 +23,7 @@ class HeldOut:
     """
 
     def __init__(self, moments: Moments, blocks: tuple[Block, ...], outputs: list[Output]) -> None:
-        self.outputs = outputs
+        self.blocks, self.outputs = blocks, outputs
         self.count = moments.count
         self.gram, self.cross = moments.design(blocks), moments.targets(blocks, outputs)
         self.mean_x, self.mean_y = moments.mean_of(blocks), moments.mean_target(outputs)
@@ -88,12 +88,3 @@ class HeldOut:
                 per_head.append(torch.where(varies, 1 - (metric[head] * error).sum() / total, 0.0))
             scores.append(torch.stack(per_head).mean())
         return torch.stack(scores)
-
-    def score(
-        self,
-        weight: Float[Tensor, "features columns"],
-        bias: Float[Tensor, " columns"],
-        metrics: Metrics | None,
-    ) -> Float[Tensor, " outputs"]:
-        """R², in the outputs' metrics if they are given."""
-        return self.r2(weight, bias) if metrics is None else self.metric_r2(weight, bias, metrics)

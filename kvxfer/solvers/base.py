@@ -24,6 +24,10 @@ class Splits:
     held_out: Moments
     metrics: Metrics | None = None
 
+    def moments(self, split: str, outputs: list[Output]) -> Moments:
+        """The moments that some outputs are fitted, chosen or reported on."""
+        return getattr(self, split)
+
 
 @dataclass(frozen=True)
 class LinearLayer:

@@ -8,6 +8,7 @@ from typing import Any
 
 from kvxfer.errors import KvxferError
 from kvxfer.features import DESIGNS, KINDS, Block, Features
+from kvxfer.judges import CRITERIA
 from kvxfer.layout import Layout
 from kvxfer.moments import Moments, Output
 from kvxfer.penalties import Isotropic, Penalty
@@ -23,8 +24,6 @@ from kvxfer.selection import (
 )
 from kvxfer.solvers.base import Fit, LinearLayer, Splits
 from kvxfer.solvers.engine import Engine, Part, sharing
-
-CRITERIA = ("r2", "query")
 
 
 @dataclass(frozen=True)

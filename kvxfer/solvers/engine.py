@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kvxfer.errors import KvxferError
 from kvxfer.features import KINDS, Block, Features
+from kvxfer.judges import Judge, PlainR2, QueryR2
 from kvxfer.linalg import Gram
 from kvxfer.metrics import Metrics
 from kvxfer.moments import Output
@@ -59,7 +60,9 @@ class Engine:
                 "set calibration.metrics=true"
             )
         self.metrics: Metrics | None = splits.metrics
-        self.criterion = splits.metrics if solver.criterion == "query" else None
+        self.judge: Judge = PlainR2()
+        if solver.criterion == "query" and splits.metrics is not None:
+            self.judge = QueryR2(splits.metrics)
         self.layout = splits.fit.layout
 
     def quick_score(self, layers: tuple[int, ...]) -> dict[str, Float[Tensor, " targets"]]:
@@ -69,7 +72,7 @@ class Engine:
         for blocks, outputs in sharing(self.solver.features, dict.fromkeys(self.layout.outputs, layers)).items():
             design = _Design(self, blocks, outputs)
             weight, _ = design.weights(lambda gram, right, part, output: gram.ridge(right, lam), together=True)
-            found = design.held["validation"].score(weight, design.bias(weight), self.criterion)
+            found = self.judge(design.held["validation"], weight, design.bias(weight))
             scores |= dict(zip(outputs, found, strict=True))
         return {kind: torch.stack([scores[o] for o in self.layout.outputs if o[1] == kind]) for kind in KINDS}
 
@@ -119,7 +122,7 @@ class Engine:
                 return penalty.solve(gram, right, setting, part.heads, metric)
 
             solution, spent = design.weights(solve, together=setting.get("alpha", 0.0) == 0)
-            score = validation.score(solution, design.bias(solution), self.criterion)
+            score = self.judge(validation, solution, design.bias(solution))
             curve.append((setting, score.tolist()))
             if setting in known:
                 continue
@@ -165,7 +168,7 @@ class Engine:
     def _score_one(self, design: _Design, n: int, weight: Float[Tensor, "features width"]) -> float:
         """The validation score of one output with some weight."""
         bias = design.held["fit"].mean_y[design.columns(n)] - design.held["fit"].mean_x @ weight
-        return float(design.held["validation"].only(n).score(weight, bias, self.criterion)[0])
+        return float(self.judge(design.held["validation"].only(n), weight, bias)[0])
 
     def _scores(self, design: _Design, weight: Tensor, bias: Tensor) -> dict[str, Float[Tensor, " outputs"]]:
         """R² on all three splits, and in the outputs' metrics where there are any."""
@@ -173,7 +176,7 @@ class Engine:
         if self.metrics is not None:
             metrics = self.metrics
             scores |= {f"metric_r2_{name}": held.metric_r2(weight, bias, metrics) for name, held in design.held.items()}
-        scores["validation"] = design.held["validation"].score(weight, bias, self.criterion)
+        scores["validation"] = self.judge(design.held["validation"], weight, bias)
         return scores
 
 
@@ -183,7 +186,8 @@ class _Design:
     def __init__(self, engine: Engine, blocks: tuple[Block, ...], outputs: list[Output]) -> None:
         self.blocks, self.outputs, self.width = blocks, outputs, engine.layout.width
         self.held = {
-            name: HeldOut(getattr(engine.splits, name), blocks, outputs) for name in ("fit", "validation", "held_out")
+            name: HeldOut(engine.splits.moments(name, outputs), blocks, outputs)
+            for name in ("fit", "validation", "held_out")
         }
         self.cross = self.held["fit"].cross
         self.parts = engine.solver.parts(blocks, engine.layout)
