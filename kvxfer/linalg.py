@@ -5,44 +5,76 @@ from __future__ import annotations
 from functools import cached_property
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from kvxfer.errors import KvxferError
 
 _TRIES = 9
 _EPSILON = 1e-13
+_LEAST = 1e-100
+_CLEAR = 1e3
+"""How many times rounding the smallest penalised eigenvalue must be for an eigendecomposition to stand for a solve."""
 
 
 class Gram:
-    """A centred Gram to solve with: by Cholesky for one λ, by one eigendecomposition where every column has its own.
+    """A centred Gram to solve with: by Cholesky for one λ, by one eigendecomposition where there are many.
 
     Args:
         matrix: float64, symmetric.
+        blocks: the number of the block that each feature belongs to, where every block is penalised by its own mean
+            diagonal; None where all are penalised by that of the whole matrix.
     """
 
-    def __init__(self, matrix: Float[Tensor, "features features"]) -> None:
+    def __init__(
+        self, matrix: Float[Tensor, "features features"], blocks: Int[Tensor, " features"] | None = None
+    ) -> None:
         if not torch.isfinite(matrix).all():
-            raise KvxferError(_NOT_FINITE)
+            raise KvxferError(NOT_FINITE)
         self.matrix = matrix
+        self._scale = None if blocks is None else self._block_scale(blocks)
+        scale = self._scale
+        self._scaled = matrix if scale is None else matrix * scale[:, None] * scale
 
     @cached_property
     def unit(self) -> float:
-        """The mean of the diagonal: what a λ of 1 adds to every direction."""
+        """The mean of the diagonal: what a λ of 1 adds to every direction (to each block's, scaled to this mean)."""
         return float(self.matrix.diagonal().mean().clamp_min(torch.finfo(torch.float64).tiny))
 
+    def _block_scale(self, blocks: Int[Tensor, " features"]) -> Float[Tensor, " features"]:
+        """What brings every block to the mean variance of all; 1 where a block does not vary."""
+        diagonal, sizes = self.matrix.diagonal(), torch.bincount(blocks)
+        means = (torch.bincount(blocks, weights=diagonal) / sizes.clamp_min(1))[blocks]
+        varies = means > 1e-15 * self.unit
+        return torch.where(varies, self.unit / torch.where(varies, means, 1.0), 1.0).sqrt()
+
+    def _by_scale(self, x: Float[Tensor, "features columns"]) -> Float[Tensor, "features columns"]:
+        return x if self._scale is None else x * self._scale[:, None]
+
     @cached_property
-    def _eigen(self) -> tuple[Float[Tensor, " features"], Float[Tensor, "features features"]]:
-        values, vectors = torch.linalg.eigh(self.matrix)
-        return values.clamp_min(0), vectors
+    def eigen(self) -> tuple[Float[Tensor, " features"], Float[Tensor, "features features"]]:
+        """E (ascending) and V with ``V diag(1 / (E + lam * unit)) V'`` the inverse that ``ridge`` applies."""
+        values, vectors = torch.linalg.eigh(self._scaled)
+        return values, self._by_scale(vectors)
+
+    def is_clear(self, lam: float) -> bool:
+        """Whether ``eigen`` gives at this λ what ``ridge`` gives, and ``ridge`` would not raise it.
+
+        The least pivot of a matrix scaled to a unit diagonal is at least the ratio of its extreme eigenvalues.
+        """
+        values, _ = self.eigen
+        least, most = float(values[0]) + lam * self.unit, float(values[-1]) + lam * self.unit
+        # Where nothing varies the inverses would not be finite.
+        return least > max(_CLEAR * len(values) * torch.finfo(torch.float64).eps * most, _LEAST)
 
     def ridge(
         self, right: Float[Tensor, "features columns"], lam: float
     ) -> tuple[Float[Tensor, "features columns"], float]:
         """Solve ``(gram + lam * unit * I) w = right`` by an equilibrated Cholesky factorisation.
 
-        Scaling rows and columns to a unit diagonal changes the rounding, not the solution. Where the matrix is still
-        not positive definite, or only by rounding, lam is raised tenfold until it is.
+        With blocks, each block's part of I is weighed by its own mean diagonal in place of unit. Scaling rows and
+        columns to a unit diagonal changes the rounding, not the solution. Where the matrix is still not positive
+        definite, or only by rounding, lam is raised tenfold until it is.
 
         Returns:
             The solution and the lam that was used: larger than the one asked for when it had to be raised.
@@ -51,24 +83,25 @@ class Gram:
             KvxferError: something is not finite, or the matrix stays indefinite at a lam 1e8 times the one asked for.
         """
         if not torch.isfinite(right).all():
-            raise KvxferError(_NOT_FINITE)
-        diagonal = self.matrix.diagonal()
+            raise KvxferError(NOT_FINITE)
+        matrix, right = self._scaled, self._by_scale(right)
+        diagonal = matrix.diagonal()
         used = lam
         for _ in range(_TRIES):
             penalised = diagonal + used * self.unit
             scale = penalised.clamp_min(self.unit * 1e-15).rsqrt()
-            scaled = self.matrix * scale[:, None] * scale
+            scaled = matrix * scale[:, None] * scale
             scaled.diagonal().copy_(penalised * scale * scale)
             factor, info = torch.linalg.cholesky_ex(scaled)
             # A pivot this small is what rounding leaves of a dependent column: its weight would be noise.
             pivots = factor.diagonal().square()
-            if not int(info) and float(pivots.min()) > len(self.matrix) * torch.finfo(torch.float64).eps:
+            if not int(info) and float(pivots.min()) > len(matrix) * torch.finfo(torch.float64).eps:
                 solution = torch.cholesky_solve(right * scale[:, None], factor) * scale[:, None]
                 if torch.isfinite(solution).all():
-                    return solution, used
+                    return self._by_scale(solution), used
             used = max(used, _EPSILON) * 10
         raise KvxferError(
-            f"a Gram of {len(self.matrix)} features stays indefinite at penalty.lam={used:.0e}: "
+            f"a Gram of {len(matrix)} features stays indefinite at penalty.lam={used:.0e}: "
             "use more calibration rows (corpus.rows.fit) or fewer features (solver.k, features)"
         )
 
@@ -80,12 +113,13 @@ class Gram:
         Directions that the data do not span get no weight, however small their penalty.
         """
         if not torch.isfinite(right).all():
-            raise KvxferError(_NOT_FINITE)
-        values, vectors = self._eigen
+            raise KvxferError(NOT_FINITE)
+        values, vectors = self.eigen
+        values = values.clamp_min(0)
         floor = _EPSILON * float(values[-1]) + torch.finfo(torch.float64).tiny
         denominator = (values[:, None] + lams * self.unit).clamp_min(floor)
         kept = (values > floor)[:, None]
         return vectors @ torch.where(kept, (vectors.T @ right) / denominator, 0)
 
 
-_NOT_FINITE = "the moments are not finite: calibrate again and look at the rows that calibration skipped"
+NOT_FINITE = "the moments are not finite: calibrate again and look at the rows that calibration skipped"

@@ -125,10 +125,14 @@ class Moments:
         others = self.sum_y[list(self.layout.targets[i])]
         return self.cross[i] - self.sum_x[self._own(i)][:, None, None] * others / max(self.count, 1)
 
-    def centred_square(self) -> Float[Tensor, "outputs heads dim dim"]:
-        """Centred products of each output head with itself, summed over tokens."""
-        heads = self.sum_y.unflatten(-1, (self.layout.heads, self.layout.dim))
-        return self.square_y - heads[..., :, None] * heads[..., None, :] / max(self.count, 1)
+    def centred_square(self, outputs: list[Output] | None = None) -> Float[Tensor, "outputs heads dim dim"]:
+        """Centred products of each head of the outputs (None: of all) with itself, summed over tokens."""
+        wanted = self._outputs(outputs) if outputs is not None else slice(None)
+        heads = self.sum_y[wanted].unflatten(-1, (self.layout.heads, self.layout.dim))
+        return self.square_y[wanted] - heads[..., :, None] * heads[..., None, :] / max(self.count, 1)
+
+    def _outputs(self, outputs: list[Output]) -> list[int]:
+        return [self.layout.outputs.index(output) for output in outputs]
 
     def _index(self, blocks: tuple[Block, ...]) -> list[int]:
         known = {block: i for i, block in enumerate(self.layout.blocks)}
@@ -161,7 +165,7 @@ class Moments:
 
     def targets(self, blocks: tuple[Block, ...], outputs: list[Output]) -> Float[Tensor, "features columns"]:
         """The centred products of a design's columns with outputs, side by side, summed over tokens."""
-        wanted = [self.layout.outputs.index(output) for output in outputs]
+        wanted = self._outputs(outputs)
         rows = []
         for i in self._index(blocks):
             at = {o: n for n, o in enumerate(self.layout.targets[i])}
@@ -181,13 +185,13 @@ class Moments:
 
     def mean_target(self, outputs: list[Output]) -> Float[Tensor, " columns"]:
         """The mean of outputs, side by side."""
-        wanted = [self.layout.outputs.index(output) for output in outputs]
-        return (self.pilot_y + self.sum_y / max(self.count, 1))[wanted].flatten()
+        return (self.pilot_y + self.sum_y / max(self.count, 1))[self._outputs(outputs)].flatten()
 
     def variance_target(self, outputs: list[Output]) -> Float[Tensor, " columns"]:
         """The centred sum of squares of every column of outputs, side by side."""
-        wanted = [self.layout.outputs.index(output) for output in outputs]
-        return self.centred_square().diagonal(dim1=-2, dim2=-1)[wanted].flatten()
+        wanted = self._outputs(outputs)
+        squares = self.square_y.diagonal(dim1=-2, dim2=-1)[wanted].flatten(1)
+        return (squares - self.sum_y[wanted] ** 2 / max(self.count, 1)).flatten()
 
     def state(self) -> dict[str, Tensor]:
         """Every tensor, by name, on the CPU."""

@@ -34,6 +34,11 @@ class Penalty(Protocol):
         ...
 
     @property
+    def per_block(self) -> bool:
+        """Whether λ is relative to each block's own mean diagonal."""
+        ...
+
+    @property
     def candidates(self) -> tuple[Setting, ...]:
         """The settings to try; the best on the validation split is kept."""
         ...
@@ -66,7 +71,11 @@ def _lams(lam: float | str) -> tuple[float, ...]:
     return LAM_GRID if isinstance(lam, str) else (float(lam),)
 
 
-_CONVENTION = "relative to the mean diagonal of the centred Gram"
+def _convention(per_block: bool) -> dict[str, object]:
+    """What λ is relative to, for manifests; the key is there only where it is not the default."""
+    if per_block:
+        return {"convention": "relative to the mean diagonal of each block of the centred Gram", "per_block": True}
+    return {"convention": "relative to the mean diagonal of the centred Gram"}
 
 
 @dataclass(frozen=True)
@@ -77,10 +86,13 @@ class Isotropic:
         lam: λ relative to the mean diagonal of the centred Gram (so 0.001 is a thousandth of a feature's mean
             variance), or ``auto``: chosen for every target layer and kind on the validation split.
         alpha: not read; it is there so that grids over both penalties compose.
+        per_block: λ is relative to the mean diagonal of each block's own part of the Gram, as if all blocks had been
+            brought to the same mean variance first.
     """
 
     lam: float | str = "auto"
     alpha: float | str | None = None
+    per_block: bool = False
     name: str = "isotropic"
     needs_metric = False
 
@@ -105,7 +117,7 @@ class Isotropic:
 
     def to_dict(self) -> dict[str, object]:
         """For manifests: the option, its value and the convention."""
-        return {"name": self.name, "lam": self.lam, "convention": _CONVENTION}
+        return {"name": self.name, "lam": self.lam, **_convention(self.per_block)}
 
 
 @dataclass(frozen=True)
@@ -117,10 +129,12 @@ class Attention:
     Args:
         lam: as for ridge.
         alpha: 0 to 1, or ``auto``.
+        per_block: as for ridge.
     """
 
     lam: float | str = "auto"
     alpha: float | str | None = "auto"
+    per_block: bool = False
     name: str = "attention"
     needs_metric = True
 
@@ -157,7 +171,7 @@ class Attention:
 
     def to_dict(self) -> dict[str, object]:
         """For manifests: the option, its values and the convention."""
-        return {"name": self.name, "lam": self.lam, "alpha": self.alpha, "convention": _CONVENTION}
+        return {"name": self.name, "lam": self.lam, "alpha": self.alpha, **_convention(self.per_block)}
 
 
 PENALTIES = {"isotropic": Isotropic, "attention": Attention}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from copy import copy
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from kvxfer.features import Block
@@ -27,8 +27,7 @@ class HeldOut:
         self.count = moments.count
         self.gram, self.cross = moments.design(blocks), moments.targets(blocks, outputs)
         self.mean_x, self.mean_y = moments.mean_of(blocks), moments.mean_target(outputs)
-        self.total = moments.variance_target(outputs)
-        self.square = moments.centred_square()[[moments.layout.outputs.index(o) for o in outputs]]
+        self.total, self.square = moments.variance_target(outputs), moments.centred_square(outputs)
         self.shape = (len(outputs), moments.layout.heads, moments.layout.dim)
 
     def only(self, n: int) -> HeldOut:
@@ -40,6 +39,19 @@ class HeldOut:
         single.cross, single.square = self.cross[:, columns], self.square[n : n + 1]
         single.mean_y, single.total = self.mean_y[columns], self.total[columns]
         return single
+
+    def part(self, features: Int[Tensor, " features"], columns: slice, heads: list[int]) -> HeldOut:
+        """Some features of the design, and some columns (whole heads) of every output."""
+        if len(features) == len(self.gram) and len(heads) == self.shape[1]:
+            return self
+        own = copy(self)
+        count, _, dim = self.shape
+        own.shape = (count, len(heads), dim)
+        own.gram, own.mean_x = self.gram[features][:, features], self.mean_x[features]
+        own.cross = self.cross[features].view(len(features), count, -1)[:, :, columns].flatten(1)
+        own.mean_y, own.total = (x.view(count, -1)[:, columns].flatten() for x in (self.mean_y, self.total))
+        own.square = self.square[:, heads]
+        return own
 
     def residual(
         self, weight: Float[Tensor, "features columns"], bias: Float[Tensor, " columns"]
@@ -60,10 +72,12 @@ class HeldOut:
         Totals are about the mean of these moments. Summing within a head keeps columns of tiny variance from ruling.
         A head that does not vary, beyond what rounding leaves, has no variance to explain and counts as 0.
         """
+        return self.r2_of_heads(self.residual(weight, bias).view(self.shape).sum(-1))
+
+    def r2_of_heads(self, residual: Float[Tensor, "*lams outputs heads"]) -> Float[Tensor, "*lams outputs"]:
+        """The same from residuals that are summed over the columns of each head."""
         rounding = torch.finfo(torch.float64).eps * self.count * self.mean_y**2
-        residual, total, least = (
-            x.view(self.shape).sum(-1) for x in (self.residual(weight, bias), self.total, rounding)
-        )
+        total, least = (x.view(self.shape).sum(-1) for x in (self.total, rounding))
         varies = total > least
         return torch.where(varies, 1 - residual / torch.where(varies, total, 1.0), 0.0).mean(-1)
 

@@ -108,7 +108,7 @@ class SolverConf:
     k: Number = MISSING
     method: str = "topk"
     selection: str = "shared"
-    selection_lam: float = 1e-3
+    selection_lam: Number = 1e-3
     criterion: str = "r2"
     pool: int = 6
 
@@ -120,6 +120,7 @@ class PenaltyConf:
     name: str = MISSING
     lam: Number = "auto"
     alpha: Number | None = None
+    per_block: bool = False
 
 
 @dataclass

@@ -101,12 +101,16 @@ def make_metrics(layout: Layout, seed: int = 5) -> Metrics:
     return Metrics(found)
 
 
-def reference_ridge(x: Tensor, y: Tensor, lam: float) -> tuple[Tensor, Tensor]:
-    """Weight and bias by float64 least squares (QR) on the centred raw rows, extended by the rows of the penalty."""
+def reference_ridge(x: Tensor, y: Tensor, lam: float, blocks: int = 1) -> tuple[Tensor, Tensor]:
+    """Weight and bias by float64 least squares (QR) on the centred raw rows, extended by the rows of the penalty.
+
+    Args:
+        blocks: how many blocks of equal width the features are, each penalised by its own mean sum of squares.
+    """
     mean_x, mean_y = x.mean(0), y.mean(0)
     a, b = x - mean_x, y - mean_y
-    unit = (a * a).sum(0).mean()
-    a = torch.cat([a, (lam * unit).sqrt() * torch.eye(a.shape[1], dtype=a.dtype)])
+    unit = (a * a).sum(0).view(blocks, -1).mean(1).repeat_interleave(a.shape[1] // blocks)
+    a = torch.cat([a, torch.diag((lam * unit).sqrt())])
     b = torch.cat([b, torch.zeros(x.shape[1], y.shape[1], dtype=b.dtype)])
     weight = torch.linalg.lstsq(a, b, driver="gelsd").solution
     return weight, mean_y - mean_x @ weight
@@ -121,12 +125,14 @@ def reference_map(
     alpha: float = 0.0,
     rank: int | None = None,
     metric_rank: bool = False,
+    blocks: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """Weight and bias of one output straight from the definitions, on raw rows: least squares and an SVD.
 
     Args:
         local: each head reads its own columns of every block.
         alpha: each direction of the metric's eigenbasis is penalised by λ over its eigenvalue to this power.
+        blocks: λ is relative to each of so many blocks (of equal width) by itself.
         rank: predictions keep so many directions, the largest ones (weighed by the metric if ``metric_rank``).
     """
     heads, dim = metric.matrix.shape[:2]
@@ -140,12 +146,12 @@ def reference_map(
         if alpha:
             values, vectors = torch.linalg.eigh(matrix)
             each = [
-                reference_ridge(own, (wanted @ vectors)[:, [j]], lam / float(values[j]) ** alpha)[0]
+                reference_ridge(own, (wanted @ vectors)[:, [j]], lam / float(values[j]) ** alpha, blocks)[0]
                 for j in range(len(values))
             ]
             found = torch.cat(each, dim=1) @ vectors.T
         else:
-            found = reference_ridge(own, wanted, lam)[0]
+            found = reference_ridge(own, wanted, lam, blocks)[0]
         if rank is not None:
             lower = torch.linalg.cholesky(matrix if metric_rank else torch.eye(len(matrix), dtype=torch.float64))
             predicted = (own - own.mean(0)) @ found @ lower

@@ -45,20 +45,22 @@ class Case:
 SOURCE_DESIGNS = tuple(name for name, design in DESIGNS.items() if not design.extras)
 
 
-def _case(solver: type[Ridge] | type[HeadLocal], alpha: float | None, rank: Rank) -> Case:
+def _case(solver: type[Ridge] | type[HeadLocal], alpha: float | None, rank: Rank, per_block: bool = False) -> Case:
     local, reduced = solver is HeadLocal, isinstance(rank, Reduced)
 
     def penalty(lam: float | str) -> Penalty:
-        return Isotropic(lam) if alpha is None else Attention(lam, alpha)
+        return Isotropic(lam, None, per_block) if alpha is None else Attention(lam, alpha, per_block)
 
     def build(features: Features, lam: float | str, k: int, selection: str) -> Solver:
         return solver(k=k, selection=selection, features=features, penalty=penalty(lam), rank=rank)
 
     def reference(x: Tensor, y: Tensor, lam: float, metric: Metric) -> tuple[Tensor, Tensor]:
         number = int(rank.r) if isinstance(rank, Reduced) else None  # type: ignore[arg-type]
-        return reference_map(x, y, lam, metric, local, alpha or 0.0, number, rank.needs_metric)
+        # The matrix gives a penalty per block the design "both" alone, whose blocks are as wide as an output.
+        blocks = x.shape[1] // y.shape[1] if per_block else 1
+        return reference_map(x, y, lam, metric, local, alpha or 0.0, number, rank.needs_metric, blocks)
 
-    plain = alpha is None and not reduced
+    plain = alpha is None and not reduced and not per_block
     designs = SOURCE_DESIGNS if local else tuple(DESIGNS)
     return Case(
         solver.name,
@@ -72,12 +74,14 @@ def _case(solver: type[Ridge] | type[HeadLocal], alpha: float | None, rank: Rank
     )
 
 
-FORMS: dict[str, tuple[float | None, Rank]] = {
+FORMS: dict[str, tuple[float | None, Rank] | tuple[float | None, Rank, bool]] = {
     "": (None, Full()),
     "-rank": (None, Reduced(2)),
     "-alpha_0": (0.0, Full()),
     "-alpha_1": (1.0, Full()),
     "-alpha_1-metric_rank": (1.0, Reduced(2, "attention")),
+    "-per_block": (None, Full(), True),
+    "-alpha_1-per_block": (1.0, Full(), True),
 }
 
 SOLVER_MATRIX = {

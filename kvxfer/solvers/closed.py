@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +12,7 @@ from kvxfer.features import DESIGNS, KINDS, Block, Features
 from kvxfer.judges import CRITERIA
 from kvxfer.layout import Layout
 from kvxfer.moments import Moments, Output
-from kvxfer.penalties import Isotropic, Penalty
+from kvxfer.penalties import LAM_GRID, Isotropic, Penalty
 from kvxfer.ranks import Full, Rank
 from kvxfer.selection import (
     METHODS,
@@ -23,7 +24,8 @@ from kvxfer.selection import (
     single_layer_scores,
 )
 from kvxfer.solvers.base import Fit, LinearLayer, Splits
-from kvxfer.solvers.engine import Engine, Part, sharing
+from kvxfer.solvers.design import Part
+from kvxfer.solvers.engine import Engine, sharing
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,8 @@ class ClosedForm:
             the validation split.
         method: ``topk`` (the best single layers), ``greedy`` (forward selection) or ``all``.
         selection: ``shared`` (keys and values read the same layers) or ``separate``.
-        selection_lam: λ of the fits that rank source layers.
+        selection_lam: λ of the fits that rank source layers, or ``auto``: every target layer has each source layer at
+            its own best λ of ``LAM_GRID`` on the validation split.
         criterion: what selection and automatic choices maximise: ``r2``, or ``query`` (R² in the output's metric).
         pool: how many of the best single layers greedy selection considers.
         features: the design.
@@ -46,7 +49,7 @@ class ClosedForm:
     k: int | float | str
     method: str = "topk"
     selection: str = "shared"
-    selection_lam: float = 1e-3
+    selection_lam: float | str = 1e-3
     criterion: str = "r2"
     pool: int = 6
     features: Features = DESIGNS["same"]
@@ -60,8 +63,9 @@ class ClosedForm:
         for key, options in (("method", METHODS), ("selection", ("shared", "separate")), ("criterion", CRITERIA)):
             if getattr(self, key) not in options:
                 raise KvxferError(f"solver.{key}={getattr(self, key)!r} is none of {', '.join(options)}")
-        if not self.selection_lam >= 0:
-            raise KvxferError(f"solver.selection_lam={self.selection_lam} must be 0 or more")
+        lam = self.selection_lam
+        if lam != "auto" if isinstance(lam, str) else not 0 <= lam < math.inf:
+            raise KvxferError(f"solver.selection_lam={lam} must be a number of 0 or more, or auto")
         if self.pool < 1:
             raise KvxferError(f"solver.pool={self.pool} must be 1 or more source layers")
 
@@ -69,6 +73,11 @@ class ClosedForm:
     def needs_metrics(self) -> bool:
         """Whether penalty, rank or criterion read the outputs' metrics."""
         return self.penalty.needs_metric or self.rank.needs_metric or self.criterion == "query"
+
+    @property
+    def selection_lams(self) -> tuple[float, ...]:
+        """Every λ at which source layers are scored."""
+        return LAM_GRID if isinstance(self.selection_lam, str) else (float(self.selection_lam),)
 
     def parts(self, blocks: tuple[Block, ...], layout: Layout) -> list[Part]:
         """The independent solves that make up one output from a design."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,28 +15,18 @@ from kvxfer.judges import Judge, PlainR2, QueryR2
 from kvxfer.linalg import Gram
 from kvxfer.metrics import Metrics
 from kvxfer.moments import Output
-from kvxfer.penalties import Setting
-from kvxfer.r2 import HeldOut
+from kvxfer.penalties import Isotropic, Setting
 from kvxfer.ranks import AUTO_LOSS, reduce
 from kvxfer.solvers.base import LinearLayer, Splits
+from kvxfer.solvers.design import Design, Part
 
 if TYPE_CHECKING:
     from kvxfer.solvers.closed import ClosedForm
 
 Solved = dict[Output, tuple[LinearLayer, dict[str, Any]]]
-Solve = Callable[[Gram, Tensor, "Part", Output], tuple[Tensor, float]]
 
 EDGE_GAIN = 1e-4
 """R² by which the last step towards a grid's end must still gain for the end to be called too near."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """One independent solve: feature columns of a design, and the columns and heads of an output that they give."""
-
-    features: Tensor
-    columns: slice
-    heads: list[int]
 
 
 def sharing(features: Features, chosen: dict[Output, tuple[int, ...]]) -> dict[tuple[Block, ...], list[Output]]:
@@ -67,19 +55,27 @@ class Engine:
 
     def quick_score(self, layers: tuple[int, ...]) -> dict[str, Float[Tensor, " targets"]]:
         """Validation scores, by kind, of every target layer from these source layers, at ``selection_lam``."""
-        lam = self.solver.selection_lam
+        lams = self.solver.selection_lams
+        return {kind: scores.amax(0) for kind, scores in self.lam_scores(layers, lams).items()}
+
+    def lam_scores(self, layers: tuple[int, ...], lams: tuple[float, ...]) -> dict[str, Float[Tensor, "lams targets"]]:
+        """Validation scores, by kind, of every target layer from these source layers by ridge, at every λ."""
         scores: dict[Output, Tensor] = {}
         for blocks, outputs in sharing(self.solver.features, dict.fromkeys(self.layout.outputs, layers)).items():
-            design = _Design(self, blocks, outputs)
-            weight, _ = design.weights(lambda gram, right, part, output: gram.ridge(right, lam), together=True)
-            found = self.judge(design.held["validation"], weight, design.bias(weight))
-            scores |= dict(zip(outputs, found, strict=True))
-        return {kind: torch.stack([scores[o] for o in self.layout.outputs if o[1] == kind]) for kind in KINDS}
+            design = Design(self, blocks, outputs, ("fit", "validation"))
+            known, rows = self._path(design, lams), []
+            for lam in lams:
+                if lam not in known:
+                    weight, _ = design.ridge(lam, list(range(len(outputs))))
+                    known[lam] = self.judge(design.held["validation"], weight, design.bias(weight))
+                rows.append(known[lam])
+            scores |= dict(zip(outputs, torch.stack(rows, dim=1), strict=True))
+        return {kind: torch.stack([scores[o] for o in self.layout.outputs if o[1] == kind], dim=1) for kind in KINDS}
 
     def solve(self, blocks: tuple[Block, ...], outputs: list[Output]) -> Solved:
         """Solve one design for the outputs that share it, each with its own best setting on the validation split."""
-        design = _Design(self, blocks, outputs)
-        weight, chosen, curve = self._choose_setting(design)
+        design = Design(self, blocks, outputs)
+        weight, chosen, curve = self.choose_setting(design)
         layers, ranks = zip(*(self._restrict(design, n, weight) for n in range(len(outputs))), strict=True)
         dense = torch.cat([layer.dense() for layer in layers], dim=1)
         bias = design.bias(dense)
@@ -103,17 +99,36 @@ class Engine:
             result[output] = (layer, record)
         return result
 
-    def _choose_setting(
-        self, design: _Design
+    def _path(self, design: Design, lams: tuple[float, ...]) -> dict[float, Float[Tensor, " outputs"]]:
+        """Validation scores of ridge at the λ that need no weights for it: plain R² alone can do without."""
+        return design.path(lams) if isinstance(self.judge, PlainR2) else {}
+
+    def choose_setting(
+        self, design: Design
     ) -> tuple[Tensor, list[tuple[Setting, float]], list[tuple[Setting, list[float]]]]:
-        """The weights at every output's best setting, those settings with the λ really used, and the whole curve."""
+        """The weights at every output's best setting, those settings with the λ really used, and the whole curve.
+
+        Where a path of λ is scored without weights, they are solved for at the end, at the λ that were chosen.
+        """
         penalty, validation = self.solver.penalty, design.held["validation"]
+        path: dict[float, Tensor] = {}
+        if isinstance(penalty, Isotropic):
+            path = self._path(design, tuple(setting["lam"] for setting in penalty.candidates))
         best = torch.full((len(design.outputs),), -torch.inf, dtype=torch.float64)
         weight = torch.zeros_like(design.cross)
         chosen: list[tuple[Setting, float]] = [({}, 0.0)] * len(design.outputs)
         curve = []
+        everyone = list(range(len(design.outputs)))
+        each = [[n] for n in everyone]
         known = [setting for setting in penalty.references if setting not in penalty.candidates]
         for setting in (*penalty.candidates, *known):
+            if setting["lam"] in path:
+                score = path[setting["lam"]]
+                curve.append((setting, score.tolist()))
+                for n in torch.nonzero(score > best).flatten().tolist():
+                    chosen[n] = (setting, setting["lam"])
+                best = torch.maximum(best, score)
+                continue
 
             def solve(
                 gram: Gram, right: Tensor, part: Part, output: Output, setting: Setting = setting
@@ -121,7 +136,7 @@ class Engine:
                 metric = self.metrics.by_output[output] if self.metrics else None
                 return penalty.solve(gram, right, setting, part.heads, metric)
 
-            solution, spent = design.weights(solve, together=setting.get("alpha", 0.0) == 0)
+            solution, spent = design.weights(solve, [everyone] if setting.get("alpha", 0.0) == 0 else each)
             score = self.judge(validation, solution, design.bias(solution))
             curve.append((setting, score.tolist()))
             if setting in known:
@@ -130,10 +145,16 @@ class Engine:
                 weight[:, design.columns(n)] = solution[:, design.columns(n)]
                 chosen[n] = (setting, spent[n])
             best = torch.maximum(best, score)
+        for lam in path:
+            if own := [n for n, (setting, _) in enumerate(chosen) if setting["lam"] == lam]:
+                solution, spent = design.ridge(lam, own)
+                for n in own:
+                    weight[:, design.columns(n)] = solution[:, design.columns(n)]
+                    chosen[n] = (chosen[n][0], spent[n])
         return weight, chosen, curve
 
     def _restrict(
-        self, design: _Design, n: int, weights: Float[Tensor, "features columns"]
+        self, design: Design, n: int, weights: Float[Tensor, "features columns"]
     ) -> tuple[LinearLayer, dict[str, Any]]:
         """One output's layer at the rank that the rank option asks for; the bias follows."""
         weight = weights[:, design.columns(n)]
@@ -165,12 +186,12 @@ class Engine:
         pick = next(i for i, (_, score) in enumerate(curve) if score >= enough)
         return options[pick], {"rank": tried[pick], "rank_curve": curve}
 
-    def _score_one(self, design: _Design, n: int, weight: Float[Tensor, "features width"]) -> float:
+    def _score_one(self, design: Design, n: int, weight: Float[Tensor, "features width"]) -> float:
         """The validation score of one output with some weight."""
         bias = design.held["fit"].mean_y[design.columns(n)] - design.held["fit"].mean_x @ weight
         return float(self.judge(design.held["validation"].only(n), weight, bias)[0])
 
-    def _scores(self, design: _Design, weight: Tensor, bias: Tensor) -> dict[str, Float[Tensor, " outputs"]]:
+    def _scores(self, design: Design, weight: Tensor, bias: Tensor) -> dict[str, Float[Tensor, " outputs"]]:
         """R² on all three splits, and in the outputs' metrics where there are any."""
         scores = {f"r2_{name}": held.r2(weight, bias) for name, held in design.held.items()}
         if self.metrics is not None:
@@ -178,47 +199,6 @@ class Engine:
             scores |= {f"metric_r2_{name}": held.metric_r2(weight, bias, metrics) for name, held in design.held.items()}
         scores["validation"] = self.judge(design.held["validation"], weight, bias)
         return scores
-
-
-class _Design:
-    """One design and the outputs that share it: their moments, gathered once."""
-
-    def __init__(self, engine: Engine, blocks: tuple[Block, ...], outputs: list[Output]) -> None:
-        self.blocks, self.outputs, self.width = blocks, outputs, engine.layout.width
-        self.held = {
-            name: HeldOut(engine.splits.moments(name, outputs), blocks, outputs)
-            for name in ("fit", "validation", "held_out")
-        }
-        self.cross = self.held["fit"].cross
-        self.parts = engine.solver.parts(blocks, engine.layout)
-        matrix = self.held["fit"].gram
-        self.grams = [Gram(matrix if len(self.parts) == 1 else matrix[p.features][:, p.features]) for p in self.parts]
-
-    def columns(self, n: int) -> slice:
-        """The columns of output n among those side by side."""
-        return slice(n * self.width, (n + 1) * self.width)
-
-    def bias(self, weight: Float[Tensor, "features columns"]) -> Float[Tensor, " columns"]:
-        """What makes the fit split's mean error zero."""
-        return self.held["fit"].mean_y - self.held["fit"].mean_x @ weight
-
-    def weights(self, solve: Solve, together: bool) -> tuple[Float[Tensor, "features columns"], list[float]]:
-        """Dense weights of all outputs side by side, part by part, and the largest λ that each output needed.
-
-        Args:
-            together: solve all outputs' columns at once (no output's metric matters).
-        """
-        count = len(self.outputs)
-        weight, used = torch.zeros_like(self.cross), [0.0] * count
-        for part, gram in zip(self.parts, self.grams, strict=True):
-            own = torch.arange(part.columns.start, part.columns.stop)
-            for group in [list(range(count))] if together else [[n] for n in range(count)]:
-                wanted = torch.cat([own + n * self.width for n in group])
-                solution, spent = solve(gram, self.cross[part.features][:, wanted], part, self.outputs[group[0]])
-                weight[part.features[:, None], wanted] = solution
-                for n in group:
-                    used[n] = max(used[n], spent)
-        return weight, used
 
 
 def _stored(layer: LinearLayer, bias: Float[Tensor, " width"]) -> LinearLayer:

@@ -10,7 +10,7 @@ from kvxfer.errors import KvxferError
 from kvxfer.features import Block
 from kvxfer.layout import Layout
 from kvxfer.solvers.closed import ClosedForm
-from kvxfer.solvers.engine import Part
+from kvxfer.solvers.design import Part
 
 
 @dataclass(frozen=True)

@@ -157,10 +157,10 @@ def _features(conf: Any) -> Features:
 
 def _normalise(conf: Any) -> None:
     """1 and 1.0 are the same question and must have the same id: λ and α are floats, whole k and ranks integers."""
-    for key in ("lam", "alpha"):
-        value = getattr(conf.penalty, key)
+    for group, key in ((conf.penalty, "lam"), (conf.penalty, "alpha"), (conf.solver, "selection_lam")):
+        value = getattr(group, key)
         if isinstance(value, int):
-            setattr(conf.penalty, key, float(value))
+            setattr(group, key, float(value))
     for group, key in ((conf.solver, "k"), (conf.rank, "r")):
         value = getattr(group, key)
         if isinstance(value, float) and value.is_integer():

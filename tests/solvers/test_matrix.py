@@ -215,9 +215,10 @@ def test_auto_lam_is_the_best_on_the_validation_split(case: Case) -> None:
             curve = [(lam, score) for lam, alpha, score in points if alpha == case.alpha]
             assert [lam for lam, _ in curve] == list(LAM_GRID)
             for lam, score in curve:
-                assert score == pytest.approx(fixed[lam][n]["r2_validation"], rel=1e-12)
+                assert score == pytest.approx(fixed[lam][n]["r2_validation"], rel=1e-9)
             assert record["lam"] == max(curve, key=lambda point: point[1])[0]
-            assert record["r2_validation"] == max(score for _, score in curve)
+            # What is reported is R² of the map that is stored, whatever way the path was scored.
+            assert record["r2_validation"] == fixed[record["lam"]][n]["r2_validation"]
             assert (record["lam"] == LAM_GRID[-1]) if large else (record["lam"] < 1e-2)
             gain = curve[-1][1] - curve[-2][1] if large else curve[0][1] - curve[1][1]
             assert record["at_grid_edge"] == (record["lam"] in (LAM_GRID[0], LAM_GRID[-1]) and gain > EDGE_GAIN)
@@ -245,7 +246,7 @@ def test_each_output_has_its_own_lam(case: Case) -> None:
 def test_ridge_solves_identical_subproblems_once(
     features: Features, lam: float | str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One factorisation for every distinct design and λ, whatever number of outputs read it."""
+    """One factorisation for every distinct design and λ that some output has, whatever number of them read it."""
     splits, calls = make_splits(make_samples(features, target_layers=5)), []
     solve = Gram.ridge
 
@@ -259,7 +260,9 @@ def test_ridge_solves_identical_subproblems_once(
     assert len(designs) < len(fit.layers) == 10
     # Single layers, which selection scores, have fewer columns than the designs of two.
     (width,) = {splits.fit.layout.width_of(blocks) for blocks in designs}
-    assert sum(size == width for size, _ in calls) == len(designs) * (len(LAM_GRID) if lam == "auto" else 1)
+    solved = [value for size, value in calls if size == width]
+    used = {(layer.blocks, d["lam"]) for layer, d in zip(fit.layers.values(), fit.diagnostics, strict=True)}
+    assert sorted(solved) == sorted(value for _, value in used)
 
 
 def test_wrong_options_are_named() -> None:
@@ -270,6 +273,7 @@ def test_wrong_options_are_named() -> None:
         ({"k": 1, "selection": "best"}, r"solver\.selection='best'"),
         ({"k": 1, "selection_lam": -1.0}, r"solver\.selection_lam=-1\.0"),
         ({"k": 1, "selection_lam": float("nan")}, r"solver\.selection_lam=nan"),
+        ({"k": 1, "selection_lam": "best"}, r"solver\.selection_lam=best must be a number of 0 or more, or auto"),
         ({"k": 1, "method": "random"}, r"solver\.method='random'"),
         ({"k": 1, "criterion": "luck"}, r"solver\.criterion='luck'"),
         ({"k": 1, "pool": 0}, r"solver\.pool=0"),
