@@ -99,6 +99,18 @@ def test_numbers_arrive_as_numbers(text, value):
     assert type(lam) is (str if value == "auto" else float)
 
 
+def test_options_that_are_not_used_leave_the_question_as_it_was():
+    """1 and 1.0 are one question, and a penalty that is not per block has no word about blocks."""
+    config = settings_of("train", "solver.selection_lam=1").solver_config
+    assert config == settings_of("train", "solver.selection_lam=1.0", "penalty.per_block=false").solver_config
+    assert type(config["solver"]["selection_lam"]) is float
+    assert "per_block" not in config["penalty"]
+    settings = settings_of("train", "penalty.per_block=true", "solver.selection_lam=auto")
+    assert settings.solver_config["penalty"]["per_block"] is True
+    assert settings.solver.penalty.per_block
+    assert len(settings.solver.selection_lams) > 1
+
+
 @pytest.mark.parametrize(
     ("overrides", "kept"),
     [
@@ -124,6 +136,8 @@ def test_calibration_keeps_what_the_map_asks_for(overrides, kept):
         (["rank=reduced", "rank.metric=query"], r"rank\.metric='query'"),
         (["solver=head_local", "features=embedding"], "features=embedding has embedding: use solver=ridge"),
         (["solver.k=some"], r"solver\.k=some must be"),
+        (["solver.selection_lam=best"], r"solver\.selection_lam=best must be a number of 0 or more, or auto"),
+        (["solver.selection_lam=.inf"], r"solver\.selection_lam=\.?inf must be"),
         (["solver.method=luck"], r"solver\.method='luck'"),
         (["features.random_relu=5"], r"features\.random_relu=5 has no effect with features=auto"),
         (["features=both", "features.target_embedding=-1"], r"features\.target_embedding=-1 must be"),
