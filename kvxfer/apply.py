@@ -73,8 +73,8 @@ class Mapper:
         dtype: torch.dtype = torch.float32,
         pair: Pair | None = None,
     ) -> None:
-        self.pair, self.random = pair, cache_map.random
-        self.extras = cache_map.extras
+        self.pair, self.extras = pair, cache_map.extras
+        self.random = None if cache_map.random is None else cache_map.random.to(device)
         shared: dict[tuple[tuple[Block, ...], int, int, bool], list[Output]] = {}
         for output, layer in cache_map.layers.items():
             form = (layer.blocks, layer.groups, layer.weight.shape[-1], layer.right is None)

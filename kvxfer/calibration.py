@@ -117,7 +117,7 @@ class Extractor:
         self.pair, self.layout = pair, layout
         self.kept = kept_positions(length, skip_first, stride)
         self.angles = {which: pair.side(which).cos_sin(length) for which in ("source", "target")}
-        self.random = random
+        self.random = None if random is None else random.to(pair.source.device)
 
     def _columns(self, which: Side, kv: KV, layer: int, kind: str, offset: int) -> Float[Tensor, "tokens width"]:
         """One layer's kept tokens (or those ``-offset`` before them; zeros before the row's start)."""

@@ -163,6 +163,13 @@ class RandomFeatures:
         """FLOPs per token, however many target layers read them; the normalisation is left out."""
         return sum(part.flops for part in self.parts.values())
 
+    def to(self, device: str | torch.device) -> RandomFeatures:
+        """The same features where they are computed."""
+        moved = {
+            kind: _FORMS[kind](*(tensor.to(device) for tensor in part.tensors)) for kind, part in self.parts.items()
+        }
+        return RandomFeatures(self.layers, moved)
+
     def only(self, kinds: Container[str]) -> RandomFeatures | None:
         """Those of some kinds of block, or None if that leaves none."""
         parts = {kind: part for kind, part in self.parts.items() if kind in kinds}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,11 @@ from safetensors.torch import load_file, save_file
 from kvxfer.calibration import CalibrationSpec, layout_for
 from kvxfer.errors import KvxferError
 from kvxfer.features import DESIGNS, KINDS, RANDOM, Block, Features
+from kvxfer.hf import LoadedModel
+from kvxfer.kv import KV
 from kvxfer.layout import Layout
+from kvxfer.maps import CacheMap
+from kvxfer.moments import Moments
 from kvxfer.pairs import Pair
 from kvxfer.random_features import (
     RANDOM_FILE,
@@ -23,6 +28,12 @@ from kvxfer.random_features import (
     merge_random,
     random_columns,
 )
+from kvxfer.stages import calibrate as calibrate_stage
+from kvxfer.stages.calibrate import calibrate
+from kvxfer.stages.train import find_calibration, train
+from tests.calibrations import SPLIT_FILES, make_settings
+from tests.samples import assert_same
+from tests.small_runs import TOY_EVAL, results_of, run, settings_of, toy_models
 
 BOTH = Features("r", random_relu=4, random_products=3)
 
@@ -130,3 +141,104 @@ def test_shares_must_agree(tmp_path: Path) -> None:
     save_file(tensors, shares[2])
     merge_random(shares, path)
     assert path.read_bytes() == shares[0].read_bytes()
+
+
+@pytest.fixture
+def overrides(tiny_folders: tuple[Path, Path]) -> list[str]:
+    return [*toy_models(tiny_folders), "features=relu", "features.random_relu=11", "features.random_products=6"]
+
+
+def test_a_map_has_the_weights_of_its_calibration(overrides: list[str], tmp_path: Path) -> None:
+    """Not those that another torch would draw when it is fitted."""
+    moments = find_calibration(settings_of("train", tmp_path, *overrides))
+    weights = {name: tensor + 1 for name, tensor in load_file(moments / RANDOM_FILE).items()}
+    save_file(weights, moments / RANDOM_FILE)
+    fitted = CacheMap.load(run("train", tmp_path, *overrides)).random
+    assert fitted is not None
+    assert fitted.layers == (0, 1)
+    assert fitted.widths == {"random_relu": 11, "random_products": 6}
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in fitted.tensors().items())
+    # A leaner map of the same moments keeps what it reads only.
+    lean = settings_of("train", tmp_path, *overrides, "features.random_products=0")
+    lean = replace(lean, calibration=settings_of("train", tmp_path, *overrides).calibration)
+    found = CacheMap.load(train(lean)).random
+    assert found is not None
+    assert found.widths == {"random_relu": 11}
+
+
+def test_a_calibration_without_its_weights_has_to_be_made_again(overrides: list[str], tmp_path: Path) -> None:
+    (find_calibration(settings_of("train", tmp_path, *overrides)) / RANDOM_FILE).unlink()
+    with pytest.raises(KvxferError, match=r"random\.safetensors is missing.*calibrate again") as refusal:
+        run("train", tmp_path, *overrides)
+    assert "\n" not in str(refusal.value)
+    assert not list((tmp_path / "train").glob("[!.]*"))
+    made = settings_of("calibrate", tmp_path, *calibration_of(overrides), "force=true")
+    calibrate(replace(made, calibration=settings_of("train", tmp_path, *overrides).calibration))
+    assert CacheMap.load(run("train", tmp_path, *overrides)).random is not None
+
+
+def calibration_of(overrides: list[str]) -> list[str]:
+    return [o for o in overrides if not o.startswith(("features", "solver"))]
+
+
+def test_shares_are_merged_with_their_weights(tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibrate_stage, "load_pair", lambda spec: tiny_pair)
+
+    def share(index: int) -> Path:
+        corpus = {"num_shards": 2, "shard_index": index}
+        return calibrate(make_settings(tiny_pair.spec, tmp_path, corpus, {"features": BOTH}))
+
+    first = share(0)
+    kept = (first / RANDOM_FILE).read_bytes()
+    # The second share has drawn others.
+    randn = torch.randn
+    monkeypatch.setattr(torch, "randn", lambda *shape, **options: 2 * randn(*shape, **options))
+    with pytest.raises(KvxferError, match=r"not the same as .*one version of torch"):
+        share(1)
+    monkeypatch.setattr(torch, "randn", randn)
+    corpus = {"num_shards": 2, "shard_index": 1}
+    merged = calibrate(make_settings(tiny_pair.spec, tmp_path, corpus, {"features": BOTH}, force=True))
+    assert merged != first
+    assert (merged / RANDOM_FILE).read_bytes() == kept
+    layout = Moments.load(merged / "fit.safetensors").layout
+    assert load_random(layout, merged / RANDOM_FILE) is not None
+
+
+def test_a_killed_pass_goes_on_with_the_weights_it_had(
+    tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibrate_stage, "load_pair", lambda spec: tiny_pair)
+    settings = make_settings(tiny_pair.spec, tmp_path / "killed", calibration={"features": BOTH})
+    prefill, calls = LoadedModel.prefill, []
+
+    def killed(self: LoadedModel, ids: torch.Tensor, past: KV | None = None) -> KV:
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return prefill(self, ids, past)
+
+    monkeypatch.setattr(LoadedModel, "prefill", killed)
+    with pytest.raises(KeyboardInterrupt):
+        calibrate(settings)
+    monkeypatch.setattr(LoadedModel, "prefill", prefill)
+    with monkeypatch.context() as other:
+        other.setattr(torch, "randn", lambda *shape, **_: torch.zeros(*shape))
+        path = calibrate(settings)
+    whole = calibrate(replace(settings, outputs=tmp_path / "whole"))
+    assert (path / RANDOM_FILE).read_bytes() == (whole / RANDOM_FILE).read_bytes()
+    for name in SPLIT_FILES:
+        assert_same(Moments.load(path / name), Moments.load(whole / name), 1e-12)
+
+
+@pytest.mark.parametrize("name", ["hidden", "products"])
+def test_a_design_goes_through_all_commands(name: str, tiny_folders: tuple[Path, Path], tmp_path: Path) -> None:
+    overrides = [*toy_models(tiny_folders), f"features={name}", *TOY_EVAL]
+    overrides += ["features.random_products=8"] if name == "products" else []
+    results = results_of(run("evaluate", tmp_path, *overrides))
+    assert results["map"]["features"] == name
+    # Two source layers' keys and values, 64 columns each, and the source's hidden state of 64.
+    assert results["map"]["bytes_read_per_token"] == 2 * 64 * (4 + (name == "hidden"))
+    assert results["map"]["bytes_written_per_token"] == 2 * 64 * 2 * 3
+    log = (tmp_path / "train" / results["map"]["run_id"] / "metrics.jsonl").read_text()
+    assert '"fit/bytes_read_per_token"' in log
+    assert '"fit/bytes_written_per_token"' in log
