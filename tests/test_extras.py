@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from kvxfer.apply import Mapper
-from kvxfer.calibration import CalibrationSpec, Extractor, layout_for
+from kvxfer.calibration import CalibrationSpec, Extractor, finite_rows, layout_for
 from kvxfer.errors import KvxferError
 from kvxfer.extras import TargetTokens, block_columns, read_source
 from kvxfer.features import DESIGNS, EXTRAS, KINDS, Block, Features
@@ -181,6 +181,14 @@ def test_a_random_block_without_weights_is_no_other_block(tiny_pair: Pair, ids: 
             block_columns(content_of(tiny_pair, ids), known, None, Block(0, kind))
     with pytest.raises(KvxferError, match=r"reads embedding\.0"):
         block_columns(content_of(tiny_pair, ids), known, None, Block(0, "embedding"))
+
+
+def test_rows_whose_hidden_state_is_not_finite_are_found(tiny_pair: Pair, ids: torch.Tensor) -> None:
+    read = tiny_pair.source.prefill_with_hidden(ids).apply(torch.clone)
+    assert finite_rows(read).tolist() == [True, True]
+    assert read.hidden is not None
+    read.hidden[1, 3, 5] = float("nan")
+    assert finite_rows(read).tolist() == [True, False]
 
 
 @pytest.mark.parametrize("layers", [[0], [0, 1, 1], []], ids=str)
