@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from kvxfer.extras import TargetTokens, relu_inputs, shifted
+from kvxfer.extras import TargetTokens, block_columns, columns
 from kvxfer.features import Block
 from kvxfer.kv import KV
 from kvxfer.maps import CacheMap
@@ -19,13 +19,7 @@ from kvxfer.moments import Output
 if TYPE_CHECKING:
     from kvxfer.pairs import Pair
 
-
-def columns(content: KV, block: Block) -> Float[Tensor, "batch tokens width"]:
-    """A source block's feature columns: all heads side by side.
-
-    A token that has no predecessor at the block's offset reads zeros there.
-    """
-    return shifted(getattr(content, block.kind)[block.layer].transpose(1, 2).flatten(2), block.offset)
+__all__ = ["Mapper", "columns"]
 
 
 @dataclass(frozen=True)
@@ -79,7 +73,8 @@ class Mapper:
         dtype: torch.dtype = torch.float32,
         pair: Pair | None = None,
     ) -> None:
-        self.pair, self.relu, self.relu_layers = pair, cache_map.relu, cache_map.relu_layers
+        self.pair, self.extras = pair, cache_map.extras
+        self.random = None if cache_map.random is None else cache_map.random.to(device)
         shared: dict[tuple[tuple[Block, ...], int, int, bool], list[Output]] = {}
         for output, layer in cache_map.layers.items():
             form = (layer.blocks, layer.groups, layer.weight.shape[-1], layer.right is None)
@@ -103,15 +98,14 @@ class Mapper:
             ids: the tokens themselves, needed by a map that reads what the target knows of them.
         """
         heads = content.keys[0].shape[1]
-        extras = tuple({block for product in self.products for block in product.blocks if not block.is_source})
         known = TargetTokens(None, None)
         if self.pair is not None and ids is not None:
-            known = TargetTokens.of(self.pair, ids, extras)
+            known = TargetTokens.of(self.pair, ids, self.extras)
         found: dict[Block, Tensor] = {}
 
         def read(block: Block) -> Tensor:
             if block not in found:
-                found[block] = self._columns(content, known, block)
+                found[block] = block_columns(content, known, self.random, block)
             return found[block]
 
         mapped: dict[Output, Tensor] = {}
@@ -123,10 +117,3 @@ class Mapper:
             [mapped[layer, "keys"] for layer in range(self.layers)],
             [mapped[layer, "values"] for layer in range(self.layers)],
         )
-
-    def _columns(self, content: KV, known: TargetTokens, block: Block) -> Float[Tensor, "batch tokens width"]:
-        if block.is_source:
-            return columns(content, block)
-        if block.kind == "random_relu" and self.relu is not None:
-            return self.relu([columns(content, part) for part in relu_inputs(self.relu_layers)])
-        return known.columns(block)

@@ -16,12 +16,13 @@ from kvxfer import rope
 from kvxfer.checkpoints import PassState
 from kvxfer.corpus import Rows
 from kvxfer.errors import KvxferError
-from kvxfer.extras import TargetTokens, extra_widths, relu_for, relu_inputs
-from kvxfer.features import DESIGNS, Block, Features
+from kvxfer.extras import TargetTokens, extra_widths, hidden_states, read_source
+from kvxfer.features import DESIGNS, RANDOM, Block, Features
 from kvxfer.hf import LoadedModel
 from kvxfer.kv import KV, LayerTensors
 from kvxfer.moments import Layout
 from kvxfer.pairs import Pair, Side
+from kvxfer.random_features import RANDOM_FILE, RandomFeatures, keep_random, random_columns
 
 log = logging.getLogger("kvxfer")
 
@@ -66,7 +67,7 @@ class CalibrationSpec:
     def identity(self) -> dict[str, Any]:
         """What decides the numbers."""
         return {
-            "features": vars(self.features),
+            "features": self.features.identity(),
             "layers": list(self.layers) if self.layers is not None else "all",
             "stride": self.stride,
             "batch_size": self.batch_size,
@@ -99,13 +100,24 @@ def kept_positions(length: int, skip_first: int, stride: int) -> Tensor:
 
 
 class Extractor:
-    """Content of the kept tokens of a batch, as blocks and outputs in a layout's order."""
+    """Content of the kept tokens of a batch, as blocks and outputs in a layout's order.
 
-    def __init__(self, pair: Pair, layout: Layout, length: int, skip_first: int, stride: int) -> None:
+    ``random`` are the random features that the pass keeps beside its moments, if the layout has any.
+    """
+
+    def __init__(
+        self,
+        pair: Pair,
+        layout: Layout,
+        length: int,
+        skip_first: int,
+        stride: int,
+        random: RandomFeatures | None = None,
+    ) -> None:
         self.pair, self.layout = pair, layout
         self.kept = kept_positions(length, skip_first, stride)
         self.angles = {which: pair.side(which).cos_sin(length) for which in ("source", "target")}
-        self.relu = relu_for(layout)
+        self.random = None if random is None else random.to(pair.source.device)
 
     def _columns(self, which: Side, kv: KV, layer: int, kind: str, offset: int) -> Float[Tensor, "tokens width"]:
         """One layer's kept tokens (or those ``-offset`` before them; zeros before the row's start)."""
@@ -131,10 +143,9 @@ class Extractor:
         """The columns of one feature block at the kept tokens."""
         if block.is_source:
             return self._columns("source", source, block.layer, block.kind, block.offset)
-        if block.kind == "random_relu" and self.relu is not None:
-            inputs = relu_inputs(self.layout.source_layers)
-            return self.relu([self._columns("source", source, b.layer, b.kind, 0) for b in inputs])
-        columns = known.columns(block)
+        if block.kind in RANDOM:
+            return random_columns(self.random, block, lambda b: self._columns("source", source, b.layer, b.kind, 0))
+        columns = hidden_states(source).float() if block.kind == "source_hidden" else known.columns(block)
         return columns[:, self.kept.to(columns.device)].flatten(0, 1)
 
     def __call__(
@@ -158,7 +169,7 @@ def finite_rows(*caches: KV) -> Tensor:
     """Which rows hold no NaN or infinity in any layer."""
     good = torch.ones(caches[0].batch, dtype=torch.bool)
     for kv in caches:
-        for tensor in (*kv.keys, *kv.values):
+        for tensor in (*kv.keys, *kv.values, *([] if kv.hidden is None else [kv.hidden])):
             good &= torch.isfinite(tensor).flatten(1).all(1).cpu()
     return good
 
@@ -176,11 +187,12 @@ def accumulate(
     Order, batches and dtypes do not depend on when the pass was interrupted, so neither do the sums.
     """
     length = next(iter(rows.values())).tokens.shape[1]
-    extract = Extractor(pair, state.layout, length, skip_first, spec.stride)
+    random = keep_random(state.layout, state.work / RANDOM_FILE)
+    extract = Extractor(pair, state.layout, length, skip_first, spec.stride, random)
     saved = time.monotonic()
     for split in CALIBRATION_SPLITS[CALIBRATION_SPLITS.index(state.split) :] if state.split else ():
         for start, ids in _batches(rows[split].tokens, spec.batch_size, state.next_row):
-            source = pair.source.prefill(ids)
+            source = read_source(pair, ids, state.layout.blocks)
             target, queries = _target_pass(pair, ids, spec.metrics and split == "fit")
             good = finite_rows(source, target)
             if not good.all():

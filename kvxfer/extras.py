@@ -1,7 +1,8 @@
-"""Feature blocks that no source layer gives: what the target knows of a token for nothing, and random features."""
+"""The columns of every feature block: a source layer's, and those that no source layer's keys or values give."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,51 +11,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from kvxfer.errors import KvxferError
-from kvxfer.features import Block, Features
+from kvxfer.features import RANDOM, Block, Features
 from kvxfer.kv import KV
-from kvxfer.layout import Layout
+from kvxfer.random_features import RandomFeatures, random_columns
 
 if TYPE_CHECKING:
     from kvxfer.pairs import Pair
-
-_SEED = 20260803
-
-
-@dataclass(frozen=True)
-class RandomRelu:
-    """Random ReLU features of all calibrated source layers: ``relu(x weight + bias)``.
-
-    x are the keys and values of every layer side by side, each layer's kind divided by its own root mean square, so
-    that the features need no statistics of the data and every process draws the same ones.
-    """
-
-    weight: Float[Tensor, "inputs features"]
-    bias: Float[Tensor, " features"]
-
-    @staticmethod
-    def draw(inputs: int, features: int) -> RandomRelu:
-        """Standard normal weights over the square root of the inputs, biases of deviation one half."""
-        generator = torch.Generator().manual_seed(_SEED)
-        weight = torch.randn(inputs, features, generator=generator) / inputs**0.5
-        return RandomRelu(weight, torch.randn(features, generator=generator) / 2)
-
-    def __call__(self, parts: list[Float[Tensor, "... width"]]) -> Float[Tensor, "... features"]:
-        """The features of every layer's keys and values, in the order of :func:`relu_inputs`."""
-        scaled = [x / x.square().mean(-1, keepdim=True).sqrt().clamp_min(1e-6) for x in parts]
-        return torch.relu(torch.cat(scaled, dim=-1) @ self.weight.to(parts[0]) + self.bias.to(parts[0]))
-
-
-def relu_inputs(layers: list[int]) -> list[Block]:
-    """The source blocks that random features read, in order."""
-    return [Block(layer, kind) for layer in layers for kind in ("keys", "values")]
-
-
-def relu_for(layout: Layout) -> RandomRelu | None:
-    """The random features of a layout, or None if it keeps none: a function of its layers and widths alone."""
-    widths = dict(zip(layout.blocks, layout.widths, strict=True))
-    if (block := Block(0, "random_relu")) not in widths:
-        return None
-    return RandomRelu.draw(len(relu_inputs(layout.source_layers)) * layout.width, widths[block])
 
 
 def extra_widths(features: Features, pair: Pair) -> dict[str, int]:
@@ -65,6 +27,8 @@ def extra_widths(features: Features, pair: Pair) -> dict[str, int]:
         "layer0_keys": target.kv_width,
         "layer0_values": target.kv_width,
         "random_relu": features.random_relu,
+        "random_products": features.random_products,
+        "source_hidden": pair.source.geometry.hidden,
     }
 
 
@@ -98,7 +62,50 @@ class TargetTokens:
         """The columns of an embedding or first-layer block."""
         if block.kind == "embedding" and self.embeddings is not None:
             return shifted(self.embeddings, block.offset)
-        if self.layer0 is not None:
+        if block.kind.startswith("layer0") and self.layer0 is not None:
             tensor = (self.layer0.keys if block.kind == "layer0_keys" else self.layer0.values)[0]
             return shifted(tensor.transpose(1, 2).flatten(2), block.offset)
         raise KvxferError(f"this map reads {block.name}, so it needs the prompt's token ids and the target model")
+
+
+def columns(content: KV, block: Block) -> Float[Tensor, "batch tokens width"]:
+    """A source block's feature columns: all heads side by side.
+
+    A token that has no predecessor at the block's offset reads zeros there.
+    """
+    return shifted(getattr(content, block.kind)[block.layer].transpose(1, 2).flatten(2), block.offset)
+
+
+def block_columns(
+    content: KV, known: TargetTokens, random: RandomFeatures | None, block: Block
+) -> Float[Tensor, "batch tokens width"]:
+    """The columns of any block.
+
+    Args:
+        content: the source's, in content space, with its hidden states if the block is ``source_hidden``.
+        known: what the target knows of the tokens, for blocks of its embedding or first layer.
+        random: the weights of random features, for their blocks.
+    """
+    if block.is_source:
+        return columns(content, block)
+    if block.kind in RANDOM:
+        return random_columns(random, block, lambda part: columns(content, part))
+    if block.kind == "source_hidden":
+        return hidden_states(content)
+    return known.columns(block)
+
+
+def hidden_states(source: KV) -> Float[Tensor, "batch tokens hidden"]:
+    """The source's final hidden states, or an error that says where they come from."""
+    if source.hidden is None:
+        raise KvxferError(
+            "this map reads source_hidden.0: it needs the source's final hidden states beside its cache (read_source)"
+        )
+    return source.hidden
+
+
+def read_source(pair: Pair, ids: Int[Tensor, "batch tokens"], blocks: Iterable[Block]) -> KV:
+    """The source's cache of tokens, with its final hidden states if a block reads them."""
+    if any(block.kind == "source_hidden" for block in blocks):
+        return pair.source.prefill_with_hidden(ids)
+    return pair.source.prefill(ids)

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from kvxfer.errors import KvxferError
 
 KINDS = ("keys", "values")
 
-EXTRAS = ("embedding", "layer0_keys", "layer0_values", "random_relu")
-"""Blocks that no source layer gives: the target's embedding of the token, its own first layer's content keys and
-values (a function of the token alone), and random features of all source layers."""
+RANDOM = ("random_relu", "random_products")
+"""Blocks of random features: functions of all calibrated source layers."""
+
+EXTRAS = ("embedding", "layer0_keys", "layer0_values", *RANDOM, "source_hidden")
+"""Blocks that are no source layer's keys or values: the target's embedding of the token, its own first layer's content
+keys and values (a function of the token alone), random features of all source layers, and the source's final hidden
+state."""
+
+# Settings that came after the first runs, with the value that leaves a design as it was.
+_NEWER = {"random_products": 0, "source_hidden": False}
 
 
 @dataclass(frozen=True, order=True)
@@ -56,6 +64,8 @@ class Features:
         target_embedding: the target's embedding of this token and of so many earlier ones; None for none.
         target_layer0: the target's own first layer's content keys and values of this token.
         random_relu: how many random ReLU features of all calibrated source layers, both kinds, this token (0: none).
+        random_products: how many random products of two projections of the same columns (0: none).
+        source_hidden: the source's hidden state of this token after its last layer and final norm.
     """
 
     name: str
@@ -64,11 +74,13 @@ class Features:
     target_embedding: int | None = None
     target_layer0: bool = False
     random_relu: int = 0
+    random_products: int = 0
+    source_hidden: bool = False
 
     def __post_init__(self) -> None:
         if self.kinds not in ("same", "both"):
             raise KvxferError(f"features.kinds={self.kinds!r} is neither 'same' nor 'both'")
-        for key in ("previous", "target_embedding", "random_relu"):
+        for key in ("previous", "target_embedding", *RANDOM):
             value = getattr(self, key)
             if value is not None and value < 0:
                 raise KvxferError(f"features.{key}={value} must be 0 or more")
@@ -89,15 +101,18 @@ class Features:
             found += [Block(0, "embedding", -back) for back in range(self.target_embedding + 1)]
         if self.target_layer0:
             found += [Block(0, "layer0_keys"), Block(0, "layer0_values")]
-        if self.random_relu:
-            found.append(Block(0, "random_relu"))
+        found += [Block(0, kind) for kind in (*RANDOM, "source_hidden") if getattr(self, kind)]
         return tuple(found)
+
+    def identity(self) -> dict[str, Any]:
+        """What run ids hash: all settings, less the newer ones that are off, so that older ids keep their meaning."""
+        return {key: value for key, value in vars(self).items() if key not in _NEWER or value != _NEWER[key]}
 
     def covers(self, other: Features) -> bool:
         """Whether moments kept for this design also serve the other."""
         source = (self.kinds == "both" or other.kinds == "same") and self.previous >= other.previous
         # Random features of another number are other features.
-        same_random = other.random_relu in (0, self.random_relu)
+        same_random = all(getattr(other, kind) in (0, getattr(self, kind)) for kind in RANDOM)
         return source and same_random and set(self.extras) >= set(other.extras)
 
     def joined(self, other: Features) -> Features:
@@ -106,11 +121,12 @@ class Features:
             return other
         if self.covers(other):
             return self
-        if self.random_relu and other.random_relu not in (0, self.random_relu):
-            raise KvxferError(
-                f"features.random_relu={other.random_relu} is not the {self.random_relu} of pair.features="
-                f"{self.name}: set calibration.features"
-            )
+        for kind in RANDOM:
+            ours, theirs = getattr(self, kind), getattr(other, kind)
+            if ours and theirs not in (0, ours):
+                raise KvxferError(
+                    f"features.{kind}={theirs} is not the {ours} of pair.features={self.name}: set calibration.features"
+                )
         embeddings = [f.target_embedding for f in (self, other) if f.target_embedding is not None]
         return Features(
             f"{self.name}+{other.name}",
@@ -119,6 +135,8 @@ class Features:
             max(embeddings) if embeddings else None,
             self.target_layer0 or other.target_layer0,
             max(self.random_relu, other.random_relu),
+            max(self.random_products, other.random_products),
+            self.source_hidden or other.source_hidden,
         )
 
 
@@ -129,6 +147,9 @@ DESIGNS = {
     "embedding": Features("embedding", kinds="both", target_embedding=2),
     "layer0": Features("layer0", kinds="both", target_layer0=True),
     "relu": Features("relu", kinds="both", random_relu=1500),
+    "products": Features("products", kinds="both", random_products=1500),
+    "hidden": Features("hidden", kinds="both", source_hidden=True),
+    "rich": Features("rich", kinds="both", previous=1, target_embedding=2),
 }
 
 DEMO = ("same", "both", "previous")

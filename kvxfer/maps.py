@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from kvxfer.errors import KvxferError
-from kvxfer.extras import RandomRelu, relu_inputs
-from kvxfer.features import KINDS, Block
+from kvxfer.features import KINDS, RANDOM, Block
 from kvxfer.moments import Output
+from kvxfer.random_features import RandomFeatures
 from kvxfer.runs import file_sha256, read_json, write_json
 from kvxfer.solvers.base import LinearLayer
 
 SCHEMA = 1
 MANIFEST, TENSORS, EVIDENCE = "manifest.json", "map.safetensors", "evidence"
+_CACHED_BYTES = 2
 
 
 @dataclass(frozen=True)
@@ -32,19 +33,27 @@ class CacheMap:
     """For every target layer and kind, a linear function of blocks, and the manifest that names its pair.
 
     Attributes:
-        relu: the random features that some layers read, or None.
-        relu_layers: the source layers that the random features read, ascending.
+        random: the random features that some layers read, or None.
     """
 
     layers: dict[Output, LinearLayer]
     manifest: dict[str, Any]
-    relu: RandomRelu | None = None
-    relu_layers: list[int] = field(default_factory=list)
+    random: RandomFeatures | None = None
+
+    @property
+    def blocks(self) -> set[Block]:
+        """All blocks that some layer reads."""
+        return {block for layer in self.layers.values() for block in layer.blocks}
+
+    @property
+    def extras(self) -> tuple[Block, ...]:
+        """Those of them that are no source layer's keys or values."""
+        return tuple(sorted(block for block in self.blocks if not block.is_source))
 
     @property
     def parameters(self) -> int:
         """Numbers in the map, the random features' own included."""
-        random = 0 if self.relu is None else self.relu.weight.numel() + self.relu.bias.numel()
+        random = 0 if self.random is None else self.random.parameters
         return random + sum(layer.parameters for layer in self.layers.values())
 
     @property
@@ -60,17 +69,46 @@ class CacheMap:
 
     @property
     def flops_per_token(self) -> float:
-        """FLOPs to map one token: two per weight, one per bias, and the target's first layer if a layer reads it.
+        """FLOPs to map one token: two per weight, one per bias, and what the blocks cost that are not look-ups.
 
-        That layer costs its two projections of the embedding. An embedding itself is a look-up and costs nothing.
+        The random features are computed once for all layers. The target's first layer costs its two projections of the
+        embedding. An embedding and the source's hidden state are read and cost nothing.
         """
         flops = sum(layer.flops for layer in self.layers.values())
-        if self.relu is not None:
-            flops += 2 * self.relu.weight.numel() + self.relu.bias.numel()
-        if any(block.kind.startswith("layer0") for layer in self.layers.values() for block in layer.blocks):
-            width = next(iter(self.layers.values())).bias.numel()
-            flops += 2 * 2 * _hidden(self.manifest) * width
+        if self.random is not None:
+            flops += self.random.flops
+        if any(block.kind.startswith("layer0") for block in self.extras):
+            flops += 2 * 2 * _hidden(self.manifest, "target") * self.width
         return float(flops)
+
+    @property
+    def bytes_read_per_token(self) -> int:
+        """Bytes read to map one token, at two bytes a number (bfloat16) and without the weights, which a batch shares.
+
+        ``2 (n w + e + h)``: n source layers' keys or values of w columns, each once (neighbouring tokens share what is
+        read at earlier offsets; random features read all of their layers), e the target's hidden size if its embedding
+        or first layer is read, h the source's if its final hidden state is.
+        """
+        cached = {(block.layer, block.kind) for block in self.blocks if block.is_source}
+        if self.random is not None:
+            cached |= {(block.layer, block.kind) for block in self.random.inputs}
+        numbers = len(cached) * self.width
+        kinds = {block.kind for block in self.extras}
+        if kinds & {"embedding", "layer0_keys", "layer0_values"}:
+            numbers += _hidden(self.manifest, "target")
+        if "source_hidden" in kinds:
+            numbers += _hidden(self.manifest, "source")
+        return _CACHED_BYTES * numbers
+
+    @property
+    def bytes_written_per_token(self) -> int:
+        """Bytes of the target's cache of one token at two bytes a number: keys and values of all its layers."""
+        return _CACHED_BYTES * len(self.layers) * self.width
+
+    @property
+    def width(self) -> int:
+        """Columns of one layer's keys."""
+        return next(iter(self.layers.values())).bias.numel()
 
     @property
     def hash(self) -> str:
@@ -85,8 +123,8 @@ class CacheMap:
             tensors[f"{kind}.{layer}.bias"] = part.bias.contiguous()
             if part.right is not None:
                 tensors[f"{kind}.{layer}.right"] = part.right.contiguous()
-        if self.relu is not None:
-            tensors |= {"relu.weight": self.relu.weight, "relu.bias": self.relu.bias}
+        if self.random is not None:
+            tensors |= self.random.tensors()
         blocks = {f"{k}.{layer}": [b.name for b in part.blocks] for (layer, k), part in self.layers.items()}
         manifest = {
             **self.manifest,
@@ -96,13 +134,13 @@ class CacheMap:
             "blocks": blocks,
             "parameters": self.parameters,
         }
-        if self.relu is not None:
-            manifest["relu_layers"] = self.relu_layers
+        if self.random is not None:
+            manifest["random_layers"] = list(self.random.layers)
         # Each file vouches for the other: the tensors' header holds the manifest's hash, the manifest the tensors'.
         save_file(tensors, directory / TENSORS, metadata={"manifest": _digest(manifest)})
         manifest["sha256"] = file_sha256(directory / TENSORS)
         write_json(directory / MANIFEST, manifest)
-        return CacheMap(self.layers, manifest, self.relu, self.relu_layers)
+        return CacheMap(self.layers, manifest, self.random)
 
     @staticmethod
     def load(directory: Path) -> CacheMap:
@@ -132,11 +170,11 @@ class CacheMap:
             if vouched != _digest({key: value for key, value in manifest.items() if key != "sha256"}):
                 raise KvxferError("it was altered after the tensors were written")
             tensors = load_file(directory / TENSORS)
-            relu, relu_layers = _relu(manifest, tensors)
-            layers = _layers(manifest, tensors, relu)
+            random = _random(manifest, tensors)
+            layers = _layers(manifest, tensors, random)
         except (KeyError, ValueError, TypeError, AttributeError, KvxferError, SafetensorError) as error:
             raise KvxferError(f"{directory / MANIFEST} does not describe its tensors ({error})") from error
-        return CacheMap(layers, manifest, relu, relu_layers)
+        return CacheMap(layers, manifest, random)
 
     def require(self, pair: Mapping[str, Any]) -> None:
         """Refuse a pair that is not the one this map was fitted for, naming the first field that differs."""
@@ -152,24 +190,21 @@ def _digest(manifest: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def _hidden(manifest: Mapping[str, Any]) -> int:
-    """Columns of the target's embedding."""
-    return manifest["pair"]["target"]["geometry"]["hidden"]
+def _hidden(manifest: Mapping[str, Any], side: str) -> int:
+    """Columns of a model's embedding and hidden states."""
+    return manifest["pair"][side]["geometry"]["hidden"]
 
 
-def _relu(manifest: Mapping[str, Any], tensors: dict[str, Tensor]) -> tuple[RandomRelu | None, list[int]]:
-    """The random features that the tensors hold, taken out of them, and the source layers that these read."""
-    layers = [int(layer) for layer in manifest.get("relu_layers", [])]
-    weight, bias = tensors.pop("relu.weight", None), tensors.pop("relu.bias", None)
-    if weight is None and bias is None and not layers:
-        return None, []
-    if weight is None or bias is None or not layers or weight.shape[1:] != bias.shape:
-        raise ValueError("relu.weight, relu.bias and relu_layers do not fit")
-    return RandomRelu(weight, bias), layers
+def _random(manifest: Mapping[str, Any], tensors: dict[str, Tensor]) -> RandomFeatures | None:
+    """The random features that the tensors hold, taken out of them."""
+    # Maps from before there were random products say relu_layers.
+    read: list[Any] = manifest.get("random_layers", manifest.get("relu_layers", []))
+    widths = {len(tensor) for name, tensor in tensors.items() if name.startswith(KINDS) and name.endswith(".bias")}
+    return RandomFeatures.of(tensors, [int(layer) for layer in read], max(widths, default=0))
 
 
 def _layers(
-    manifest: Mapping[str, Any], tensors: dict[str, Tensor], relu: RandomRelu | None
+    manifest: Mapping[str, Any], tensors: dict[str, Tensor], random: RandomFeatures | None
 ) -> dict[Output, LinearLayer]:
     """The layers that a manifest's blocks and the tensors make up: all of them, each of its blocks' width."""
     named = manifest["blocks"]
@@ -180,7 +215,7 @@ def _layers(
         weight, bias, right = tensors[f"{name}.weight"], tensors[f"{name}.bias"], tensors.get(f"{name}.right")
         groups, features, inner = weight.shape
         last = inner if right is None else right.shape[-1]
-        widths = [_width(part, len(bias), manifest, relu) for part in parts]
+        widths = [_width(part, len(bias), manifest, random) for part in parts]
         if (groups * features, groups * last) != (sum(widths), len(bias)) or any(width % groups for width in widths):
             raise ValueError(f"{name}: {len(parts)} blocks do not fit a weight of {tuple(weight.shape)}")
         if groups > 1 and not all(part.is_source for part in parts):
@@ -194,15 +229,15 @@ def _layers(
     return layers
 
 
-def _width(block: Block, kv_width: int, manifest: Mapping[str, Any], relu: RandomRelu | None) -> int:
+def _width(block: Block, kv_width: int, manifest: Mapping[str, Any], random: RandomFeatures | None) -> int:
     """Columns of a block where one layer's keys have ``kv_width``."""
     if block.kind == "embedding":
-        return _hidden(manifest)
-    if block.kind != "random_relu":
+        return _hidden(manifest, "target")
+    if block.kind == "source_hidden":
+        return _hidden(manifest, "source")
+    if block.kind not in RANDOM:
         return kv_width
-    if relu is None or len(relu.weight) != kv_width * len(relu_inputs(manifest["relu_layers"])):
-        raise ValueError("random_relu.0: relu.weight does not fit relu_layers")
-    return len(relu.bias)
+    return (random.widths if random is not None else {})[block.kind]
 
 
 def _require_equal(ours: Any, theirs: Any, where: str) -> None:

@@ -147,7 +147,9 @@ class Pair:
         model = self.side(which)
         cos, sin = (angles.to(kv.keys[0].device) for angles in model.cos_sin(kv.tokens, start))
         scaling = model.geometry.rotary.scaling
-        return KV([rope.strip(keys, cos, sin, scaling) for keys in kv.keys], [values.float() for values in kv.values])
+        keys = [rope.strip(keys, cos, sin, scaling) for keys in kv.keys]
+        hidden = None if kv.hidden is None else kv.hidden.float()
+        return KV(keys, [values.float() for values in kv.values], hidden)
 
     def rotated(self, which: Side, content: KV, start: int = 0) -> KV:
         """The cache, in that model's dtype, of content whose first token stands at position ``start``."""

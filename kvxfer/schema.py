@@ -98,6 +98,8 @@ class FeaturesConf:
     target_embedding: int | None = None
     target_layer0: bool | None = None
     random_relu: int | None = None
+    random_products: int | None = None
+    source_hidden: bool | None = None
 
 
 @dataclass

@@ -63,6 +63,7 @@ def make_samples(
     With ``local`` each head of an output is a function of the same heads of the blocks alone.
     """
     extras = {"embedding": 5, "layer0_keys": heads * dim, "layer0_values": heads * dim, "random_relu": 7}
+    extras |= {"random_products": 6, "source_hidden": 4}
     layout = Layout.of(features, list(range(source_layers)), target_layers, heads * dim, heads, extras)
     generator = torch.Generator().manual_seed(seed)
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvxfer.apply import Mapper, columns
+from kvxfer.apply import Mapper
+from kvxfer.extras import columns
 from kvxfer.features import DESIGNS, KINDS, Block, Features
 from kvxfer.kv import KV
 from kvxfer.maps import CacheMap

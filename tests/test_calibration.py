@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file
 
 from kvxfer import planning, rope
-from kvxfer.apply import columns
 from kvxfer.calibration import CALIBRATION_SPLITS, CalibrationSpec, Extractor, layout_for
 from kvxfer.corpus import load_rows
 from kvxfer.errors import KvxferError
+from kvxfer.extras import columns
 from kvxfer.features import DESIGNS, KINDS
 from kvxfer.hf import LoadedModel
 from kvxfer.kv import KV

@@ -97,7 +97,7 @@ WRONG = [
     (
         "train",
         ["features=nope"],
-        "Available options in 'features': auto, both, embedding, layer0, previous, relu, same",
+        "Available options in 'features': auto, both, embedding, hidden, layer0, previous, products, relu, rich, same",
     ),
     ("train", ["rank=8"], "rank=8: choose an option of 'rank': full"),
     ("train", ["solver=8"], "solver=8: choose an option of 'solver': "),

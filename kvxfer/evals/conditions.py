@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kvxfer.ancestry import find_ancestry
 from kvxfer.apply import Mapper
+from kvxfer.extras import read_source
 from kvxfer.hf import LoadedModel
 from kvxfer.kv import KV
 from kvxfer.pairs import Pair
@@ -64,11 +65,11 @@ def handed_conditions(
     first, stop = plan.mapped_span(prompt.shape[1])
     head, tail = prompt[:, :stop], prompt[:, stop:]
     exact = pair.target.prefill(head)
-    read = pair.source.prefill(head)
+    read = read_source(pair, head, mapper.extras)
     content = pair.content("source", read)
     mapped = pair.rotated("target", mapper.map(content, head))
     others = donors[:, :stop]
-    donated = mapper.map(pair.content("source", pair.source.prefill(others)), others)
+    donated = mapper.map(pair.content("source", read_source(pair, others, mapper.extras)), others)
     copied = pair.rotated("target", relative_depth(content, exact.layers))
 
     def planned(cache: KV) -> KV:

@@ -20,8 +20,9 @@ RESULTS_SCHEMA: dict[str, str] = {
     "run_id": "id of the evaluation run",
     "title": "what was evaluated, for a heading",
     "pair": "source and target, revisions, dtype, direction",
-    "map": "run_id, sha256, solver, penalty, lam, rank, features, k, parameters, bytes, flops_per_token, and "
-    "share_of_prefill_flops (share of the target's prefill FLOPs per token)",
+    "map": "run_id, sha256, solver, penalty, lam, rank, features, k, parameters, bytes, flops_per_token, "
+    "bytes_read_per_token (source cache and whatever else the map reads, as bfloat16), bytes_written_per_token "
+    "(target cache), and share_of_prefill_flops (share of the target's prefill FLOPs per token)",
     "conditions": "by name: ceiling, source, mapped, mapped_all, floor, raw_copy, wrong_donor, no_context and others",
     "conditions.*.accuracy": "share of items answered right by log-likelihood, 0 to 1",
     "conditions.*.accuracy_ci": "[low, high], 95 %: Wilson, widened to the bootstrap over documents",

@@ -33,6 +33,9 @@ DESIGNS = {
     "embedding": "both, and the target's own embeddings of this token and of the two before",
     "layer0": "both, and the target's own first layer of this token",
     "relu": "both, and random ReLU features of all source layers",
+    "products": "both, and random products of all source layers",
+    "hidden": "both, and the source's final hidden state of this token",
+    "rich": "both, of this token and of the one before, and the target's embeddings of this token and of two before",
 }
 INTRODUCTION = (
     "Two models of one family read the same text. The small one (the source) has already run; the large one (the"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -56,6 +57,16 @@ class LoadedModel:
         cache = self._cache(past)
         self._forward(self.body, ids, cache)
         return read_cache(cache, self.name)
+
+    @torch.inference_mode()
+    def prefill_with_hidden(self, ids: Ids) -> KV:
+        """The cache of ``ids`` with the final hidden states: the last layer's output after the final norm.
+
+        That is what the body returns as ``last_hidden_state`` and what the vocabulary projection reads.
+        """
+        cache = self._cache(None)
+        hidden = self._forward(self.body, ids, cache).last_hidden_state
+        return replace(read_cache(cache, self.name), hidden=hidden)
 
     @torch.inference_mode()
     def logits(self, ids: Ids, past: KV | None = None) -> Float[Tensor, "batch tokens vocab"]:

@@ -11,6 +11,7 @@ from kvxfer.calibration import CALIBRATION_SPLITS, accumulate, layout_for
 from kvxfer.checkpoints import PassState
 from kvxfer.corpus import Rows, load_rows
 from kvxfer.errors import KvxferError
+from kvxfer.features import RANDOM
 from kvxfer.loggers import RunLogger, open_loggers
 from kvxfer.metrics import METRICS, Metrics, merge_metrics, save_metrics
 from kvxfer.moments import Moments
@@ -18,6 +19,7 @@ from kvxfer.pairs import Pair, load_pair
 from kvxfer.planning import plan_pass
 from kvxfer.probe import PROBE, merge_probes, save_probe
 from kvxfer.progress import progress
+from kvxfer.random_features import RANDOM_FILE, merge_random
 from kvxfer.runs import Run, open_run, read_json, run_id, write_json
 from kvxfer.solvers import Splits
 from kvxfer.stages.settings import CalibrateSettings
@@ -154,6 +156,8 @@ def _merge_shares(settings: CalibrateSettings) -> Path | None:
             for folder in folders[1:]:
                 merged = merged.merge(Moments.load(folder / f"{split}.safetensors"))
             merged.save(run.work / f"{split}.safetensors")
+        if any(getattr(settings.calibration.features, kind) for kind in RANDOM):
+            merge_random([folder / RANDOM_FILE for folder in folders], run.work / RANDOM_FILE)
         reports = [read_json(folder / REPORT) for folder in folders]
         if settings.calibration.probe_rows:
             count = min(settings.calibration.probe_rows, sum(report["rows"]["validation"] for report in reports))

@@ -139,6 +139,8 @@ def _results(
             "parameters": cache_map.parameters,
             "bytes": cache_map.bytes,
             "flops_per_token": cache_map.flops_per_token,
+            "bytes_read_per_token": cache_map.bytes_read_per_token,
+            "bytes_written_per_token": cache_map.bytes_written_per_token,
             "share_of_prefill_flops": cache_map.flops_per_token / pair.target.geometry.prefill_flops(prompt),
         },
         **summarise(list(records.values())),

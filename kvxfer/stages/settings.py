@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -142,7 +142,7 @@ def _choice(options: dict[str, Any], name: str, key: str) -> Any:
     return options[name]
 
 
-_FEATURES = ("kinds", "previous", "target_embedding", "target_layer0", "random_relu")
+_FEATURES = tuple(field.name for field in fields(Features) if field.name != "name")
 
 
 def _features(conf: Any) -> Features:
@@ -190,7 +190,7 @@ def _training(conf: Any) -> dict[str, Any]:
         "solver": vars(conf.solver),
         "penalty": penalty.to_dict(),
         "rank": rank.to_dict(),
-        "features": vars(features),
+        "features": features.identity(),
     }
     return {
         **_common(conf, features),

@@ -10,10 +10,10 @@ from typing import Any
 from kvxfer.errors import KvxferError
 from kvxfer.evals.curves import curves_figure
 from kvxfer.evals.figures import r2_heatmap
-from kvxfer.extras import RandomRelu, relu_for
 from kvxfer.loggers import RunLogger, open_loggers
 from kvxfer.maps import MANIFEST, TENSORS, CacheMap
 from kvxfer.progress import progress
+from kvxfer.random_features import RANDOM_FILE, load_random
 from kvxfer.runs import RECORD, Run, open_run, read_json, run_id, write_json
 from kvxfer.solvers import Fit, Splits
 from kvxfer.stages.calibrate import REPORT, calibrate, calibration_id, load_splits
@@ -64,6 +64,7 @@ def find_calibration(settings: TrainSettings) -> Path:
 
 def _fit(settings: TrainSettings, run: Run, moments: Path, out: RunLogger) -> None:
     splits = load_splits(moments)
+    random = load_random(splits.fit.layout, moments / RANDOM_FILE)
     calibration = read_json(moments / REPORT)
     with progress("fit", settings.solver.steps(splits.fit), "fits") as advance:
         fit = settings.solver.fit(splits, lambda: advance(1))
@@ -77,21 +78,14 @@ def _fit(settings: TrainSettings, run: Run, moments: Path, out: RunLogger) -> No
         "kept_tokens": calibration["kept_tokens"]["fit"],
         "chosen": _chosen(fit),
     }
-    relu = _relu(fit, splits)
-    read = splits.fit.layout.source_layers if relu else []
-    fitted = CacheMap(fit.layers, manifest, relu, read).save(run.work)
+    kinds = {block.kind for layer in fit.layers.values() for block in layer.blocks}
+    fitted = CacheMap(fit.layers, manifest, random.only(kinds) if random else None).save(run.work)
     selection = fit.selection.to_dict()
     write_json(run.work / DIAGNOSTICS, {"layers": fit.diagnostics, "curves": fit.curves})
     write_json(run.work / SELECTION, selection)
     r2_heatmap(selection, run.work / HEATMAP)
     curves_figure(fit.curves, run.work / CURVES)
     _log(out, run, fit, fitted)
-
-
-def _relu(fit: Fit, splits: Splits) -> RandomRelu | None:
-    """The random features of the calibration, if the map reads them."""
-    kinds = {block.kind for layer in fit.layers.values() for block in layer.blocks}
-    return relu_for(splits.fit.layout) if "random_relu" in kinds else None
 
 
 def _chosen(fit: Fit) -> dict[str, list[int | float]]:
@@ -124,7 +118,8 @@ def _warn(fit: Fit, splits: Splits) -> None:
 
 
 def _log(out: RunLogger, run: Run, fit: Fit, fitted: CacheMap) -> None:
-    summary: dict[str, Any] = {"fit/parameters": fitted.parameters, "fit/flops_per_token": fitted.flops_per_token}
+    costs = ("parameters", "flops_per_token", "bytes_read_per_token", "bytes_written_per_token")
+    summary: dict[str, Any] = {f"fit/{cost}": getattr(fitted, cost) for cost in costs}
     for kind in ("keys", "values"):
         rows = [d for d in fit.diagnostics if d["kind"] == kind]
         for split in ("fit", "validation", "held_out"):
