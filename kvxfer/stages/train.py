@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from kvxfer.errors import KvxferError
 from kvxfer.evals.curves import curves_figure
 from kvxfer.evals.figures import r2_heatmap
 from kvxfer.extras import RandomRelu, relu_for
+from kvxfer.features import KINDS
 from kvxfer.loggers import RunLogger, open_loggers
 from kvxfer.maps import MANIFEST, TENSORS, CacheMap
 from kvxfer.progress import progress
@@ -77,6 +79,8 @@ def _fit(settings: TrainSettings, run: Run, moments: Path, out: RunLogger) -> No
         "kept_tokens": calibration["kept_tokens"]["fit"],
         "chosen": _chosen(fit),
     }
+    if fit.candidates:
+        manifest["candidates"] = fit.candidates
     relu = _relu(fit, splits)
     read = splits.fit.layout.source_layers if relu else []
     fitted = CacheMap(fit.layers, manifest, relu, read).save(run.work)
@@ -94,11 +98,12 @@ def _relu(fit: Fit, splits: Splits) -> RandomRelu | None:
     return relu_for(splits.fit.layout) if "random_relu" in kinds else None
 
 
-def _chosen(fit: Fit) -> dict[str, list[int | float]]:
-    """Every value of each dial that some layer uses, ascending."""
-    found: dict[str, list[int | float]] = {
-        name: sorted({d[name] for d in fit.diagnostics}) for name in ("lam", "alpha", "rank")
-    }
+def _chosen(fit: Fit) -> dict[str, Any]:
+    """Every value of each dial that some layer uses, ascending, and how many layers each of several solvers gives."""
+    found: dict[str, Any] = {name: sorted({d[name] for d in fit.diagnostics}) for name in ("lam", "alpha", "rank")}
+    if fit.candidates:
+        winners = Counter(d["solver"] for d in fit.diagnostics)
+        found["solver"] = {name: winners[name] for name in fit.candidates}
     return {"k": sorted({len(layers) for layers in fit.selection.chosen.values()}), **found}
 
 
@@ -123,6 +128,32 @@ def _warn(fit: Fit, splits: Splits) -> None:
         )
 
 
+def _attention(fit: Fit) -> dict[str, float]:
+    """The mean attention-output scores of the map, if there was a probe; the log says what decided between solvers."""
+    for name, scores in fit.candidates.items():
+        if "left_out" in scores:
+            log.warning("candidate %s is left out: %s", name, scores["left_out"])
+            continue
+        won = sum(d["solver"] == name for d in fit.diagnostics)
+        log.info(
+            "candidate %s gives %d of %d: attention-output score of keys %.3f, values %.3f, both %.3f",
+            name,
+            won,
+            len(fit.diagnostics),
+            *(scores[f"attention_{what}"] for what in (*KINDS, "joint")),
+        )
+    if "attention_score" not in fit.diagnostics[0]:
+        return {}
+    found = {}
+    for kind in KINDS:
+        own = [d["attention_score"] for d in fit.diagnostics if d["kind"] == kind]
+        found[f"fit/attention_{kind}"] = sum(own) / len(own)
+    joint = [d["attention_score_joint"] for d in fit.diagnostics]
+    found["fit/attention_joint"] = sum(joint) / len(joint)
+    log.info("mean attention-output score: %s", ", ".join(f"{k.rpartition('_')[2]} {v:.3f}" for k, v in found.items()))
+    return found
+
+
 def _log(out: RunLogger, run: Run, fit: Fit, fitted: CacheMap) -> None:
     summary: dict[str, Any] = {"fit/parameters": fitted.parameters, "fit/flops_per_token": fitted.flops_per_token}
     for kind in ("keys", "values"):
@@ -133,6 +164,7 @@ def _log(out: RunLogger, run: Run, fit: Fit, fitted: CacheMap) -> None:
                     mean = sum(d[f"{measure}_{split}"] for d in rows) / len(rows)
                     summary[f"fit/{measure}_{split}_{kind}"] = mean
         log.info("mean held-out R² of %s: %.3f", kind, summary[f"fit/r2_held_out_{kind}"])
+    summary |= _attention(fit)
     out.metrics(summary)
     columns = list(fit.diagnostics[0])
     out.table("per_layer", columns, [[record[c] for c in columns] for record in fit.diagnostics])
