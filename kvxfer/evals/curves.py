@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from kvxfer.evals.figures import COLOURS, DPI, INK, LINE, STYLE
 from kvxfer.features import KINDS
 
-Curve = dict[float, float]
+Curve = dict[int | float, float]
 
 KIND_COLOURS = {"keys": COLOURS["mapped"], "values": COLOURS["source"]}
 TITLES = {"lam": "λ (relative)", "alpha": "α", "rank": "rank", "k": "source layers per target layer"}

@@ -37,7 +37,6 @@ class Auto(ClosedForm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "candidates", tuple(self.candidates))
         others = [name for name in _solvers() if name != self.name]
         if not self.candidates or len(set(self.candidates)) < len(self.candidates):
             raise KvxferError(f"solver.candidates={list(self.candidates)} must name one or more solvers, each once")

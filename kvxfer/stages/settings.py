@@ -220,7 +220,8 @@ def _training(conf: Any) -> dict[str, Any]:
     penalty = penalty_class(**vars(conf.penalty))
     rank = rank_class(**vars(conf.rank))
     options = _solver_options(conf.solver, solver_class)
-    solver = solver_class(**options, features=features, penalty=penalty, rank=rank)
+    plain = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
+    solver = solver_class(**plain, features=features, penalty=penalty, rank=rank)
     if solver.needs_metrics and not conf.calibration.metrics:
         raise KvxferError(
             "calibration.metrics=false, but penalty=attention, rank.metric=attention and solver.criterion=query weigh "
