@@ -22,6 +22,7 @@ from kvxfer.hf import LoadedModel
 from kvxfer.kv import KV, LayerTensors
 from kvxfer.moments import Layout
 from kvxfer.pairs import Pair, Side
+from kvxfer.probe import PROBE_VERSION
 from kvxfer.random_features import RANDOM_FILE, RandomFeatures, keep_random, random_columns
 
 log = logging.getLogger("kvxfer")
@@ -39,7 +40,7 @@ class CalibrationSpec:
         stride: every how many tokens one is kept.
         batch_size: rows per forward pass.
         metrics: keep the queries' moments, for penalties, ranks and criteria that weigh errors by attention.
-        probe_rows: validation rows whose content and queries are kept beside the moments (0: none).
+        probe_rows: validation rows whose content, queries and attention are kept beside the moments (0: none).
         probe_tokens: how much of each probe row is kept.
         max_bad_rows: share of rows with a non-finite value above which the pass fails.
         checkpoint_minutes: how often the state is saved (0: after every batch).
@@ -72,7 +73,7 @@ class CalibrationSpec:
             "stride": self.stride,
             "batch_size": self.batch_size,
             "metrics": self.metrics,
-            "probe": [self.probe_rows, self.probe_tokens] if self.probe_rows else None,
+            "probe": [self.probe_rows, self.probe_tokens, PROBE_VERSION] if self.probe_rows else None,
             "max_bad_rows": self.max_bad_rows,
         }
 

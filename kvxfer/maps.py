@@ -58,8 +58,9 @@ class CacheMap:
 
     @property
     def form(self) -> str:
-        """What the tensors are: full-head or head-local weights, whole or (some of them) in two factors."""
-        heads = "full_head" if next(iter(self.layers.values())).groups == 1 else "head_local"
+        """What the tensors are: full-head or head-local weights (or mixed), whole or (some of them) in two factors."""
+        forms = {"full_head" if layer.groups == 1 else "head_local" for layer in self.layers.values()}
+        heads = forms.pop() if len(forms) == 1 else "mixed"
         return heads + ("_low_rank" if any(layer.right is not None for layer in self.layers.values()) else "")
 
     @property

@@ -11,6 +11,7 @@ import torch
 from kvxfer.calibration import CalibrationSpec, kept_positions, layout_for
 from kvxfer.errors import KvxferError
 from kvxfer.pairs import Pair
+from kvxfer.probing import probe_bytes
 
 _DEVICE_SHARE = 0.6
 """Of the free device memory, what the accumulators may take; the rest is for activations."""
@@ -56,9 +57,12 @@ def plan_pass(pair: Pair, spec: CalibrationSpec, rows: dict[str, int], length: i
         raise KvxferError("no token is kept: lower corpus.skip_first or calibration.stride, or raise corpus.rows")
     probe = 0
     if spec.probe_rows:
-        s, t = pair.source.geometry, pair.target.geometry
-        probe_tokens = min(spec.probe_rows, rows["validation"]) * min(spec.probe_tokens, length)
-        probe = 4 * probe_tokens * (2 * s.layers * s.kv_width + t.layers * (2 * t.kv_width + t.heads * t.head_dim))
+        if spec.probe_tokens <= skip_first:
+            raise KvxferError(
+                f"calibration.probe_tokens={spec.probe_tokens} must be more than corpus.skip_first={skip_first}, the "
+                "first tokens that no score counts"
+            )
+        probe = probe_bytes(pair, layout, min(spec.probe_rows, rows["validation"]), min(spec.probe_tokens, length))
     in_batch = spec.batch_size * kept
     working = 8 * 3 * in_batch * (layout.starts[-1] + len(layout.outputs) * layout.width)
     home = _home(pair, layout.bytes, working)

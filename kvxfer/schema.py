@@ -82,7 +82,7 @@ class CalibrationConf:
     stride: int = 1
     batch_size: int = 8
     metrics: bool = True
-    probe_rows: int = 0
+    probe_rows: Number = "auto"
     probe_tokens: int = 256
     max_bad_rows: float = 0.01
     checkpoint_minutes: float = 5.0
@@ -113,6 +113,9 @@ class SolverConf:
     selection_lam: Number = 1e-3
     criterion: str = "r2"
     pool: int = 6
+    k_per: str = "pair"
+    candidates: list[str] | None = None
+    choose: str | None = None
 
 
 @dataclass

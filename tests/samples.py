@@ -10,6 +10,8 @@ from torch import Tensor
 from kvxfer.features import KINDS, Block, Features
 from kvxfer.metrics import Metric, Metrics
 from kvxfer.moments import Layout, Moments, Output
+from kvxfer.probe import Probe
+from kvxfer.random_features import RandomFeatures
 from kvxfer.solvers import Splits
 
 
@@ -88,7 +90,41 @@ def make_splits(samples: Samples) -> Splits:
     half, quarter = len(samples.x) // 2, len(samples.x) // 4
     bounds = ((0, half), (half, half + quarter), (half + quarter, None))
     fit, validation, held_out = (samples.part(start, stop).moments() for start, stop in bounds)
-    return Splits(fit, validation, held_out, make_metrics(samples.layout))
+    probe = make_probe(samples.part(*bounds[1]))
+    return Splits(fit, validation, held_out, make_metrics(samples.layout), probe)
+
+
+def make_probe(samples: Samples, exact: int = 1, seed: int = 7) -> Probe:
+    """The tokens as one row: their features and outputs, queries of two heads per KV head and an output projection."""
+    layout, count = samples.layout, len(samples.x)
+    generator = torch.Generator().manual_seed(seed)
+
+    def content(columns: Tensor) -> Tensor:
+        return columns.view(1, count, layout.heads, -1).transpose(1, 2).contiguous()
+
+    angles = torch.arange(count)[:, None] * torch.tensor([0.3, 0.3])
+    layers = len(layout.outputs) // len(KINDS)
+    tensors = {
+        "cos": angles.cos(),
+        "sin": angles.sin(),
+        "scaling": torch.tensor(1.0),
+        "scale": torch.full((layers,), layout.dim**-0.5),
+        "exact": torch.tensor(exact),
+        "good": torch.tensor([True]),
+    }
+    for block in layout.blocks:
+        if block.is_source and not block.offset:
+            tensors[f"source.{block.kind}.{block.layer}"] = content(samples.block(block))
+        if block == Block(0, "embedding"):
+            tensors["target.embeddings"] = samples.block(block)[None]
+        if block == Block(0, "source_hidden"):
+            tensors["source.hidden"] = samples.block(block)[None]
+    for n, (layer, kind) in enumerate(layout.outputs):
+        tensors[f"target.{kind}.{layer}"] = content(samples.y[:, n])
+    for layer in range(layers):
+        tensors[f"target.queries.{layer}"] = torch.randn(1, 2 * layout.heads, count, layout.dim, generator=generator)
+        tensors[f"target.output.{layer}"] = torch.randn(8, 2 * layout.width, generator=generator)
+    return Probe(tensors, RandomFeatures.draw(layout))
 
 
 def make_metrics(layout: Layout, seed: int = 5) -> Metrics:

@@ -11,7 +11,7 @@ from kvxfer.features import DESIGNS, Features
 from kvxfer.metrics import Metric
 from kvxfer.penalties import Attention, Isotropic, Penalty
 from kvxfer.ranks import Full, Rank, Reduced
-from kvxfer.solvers import HeadLocal, Ridge, Solver
+from kvxfer.solvers import Auto, HeadLocal, Ridge, Solver
 from tests.samples import reference_map
 
 Reference = Callable[[Tensor, Tensor, float, Metric], tuple[Tensor, Tensor]]
@@ -43,6 +43,15 @@ class Case:
 
 
 SOURCE_DESIGNS = tuple(name for name, design in DESIGNS.items() if not design.extras)
+
+
+def _auto(choose: str) -> Case:
+    """The settings of a candidate are its own; which candidate wins depends on them."""
+
+    def build(features: Features, lam: float | str, k: int, selection: str) -> Solver:
+        return Auto(k=k, selection=selection, features=features, penalty=Isotropic(lam), choose=choose)
+
+    return Case("auto", build, automatic=False)
 
 
 def _case(solver: type[Ridge] | type[HeadLocal], alpha: float | None, rank: Rank, per_block: bool = False) -> Case:
@@ -87,3 +96,4 @@ FORMS: dict[str, tuple[float | None, Rank] | tuple[float | None, Rank, bool]] = 
 SOLVER_MATRIX = {
     f"{solver.name}{form}": _case(solver, *dials) for solver in (Ridge, HeadLocal) for form, dials in FORMS.items()
 }
+SOLVER_MATRIX |= {f"auto-{choose}": _auto(choose) for choose in ("layer", "one")}

@@ -181,9 +181,16 @@ def test_the_plan_counts_the_bytes_that_are_there(tiny_pair: Pair, tmp_path: Pat
     state = load_splits(path).fit.state()
     assert plan.moment_bytes == sum(tensor.numel() * tensor.element_size() for tensor in state.values())
     probe = load_file(path / PROBE)
-    assert plan.probe_bytes == sum(tensor.numel() * 4 for name, tensor in probe.items() if name != "tokens")
+    scalars = ("good", "scale", "scaling", "exact")
+    assert plan.probe_bytes == sum(x.numel() * x.element_size() for name, x in probe.items() if name not in scalars)
     assert plan.kept_tokens == sum(read_json(path / REPORT)["kept_tokens"].values())
     assert plan.home == "cpu"
+
+
+def test_a_probe_of_exact_tokens_alone_is_refused(tiny_pair: Pair) -> None:
+    rows = {split: ROWS.of(split) for split in CALIBRATION_SPLITS}
+    with pytest.raises(KvxferError, match=r"calibration\.probe_tokens=4 .*corpus\.skip_first=4"):
+        plan_pass(tiny_pair, CalibrationSpec(probe_rows=1, probe_tokens=4), rows, LENGTH, 4)
 
 
 def test_nothing_to_keep_is_refused(tiny_pair: Pair) -> None:
@@ -228,4 +235,5 @@ def test_the_probe_holds_content_and_queries(tiny_pair: Pair, tmp_path: Path) ->
     assert {name.rpartition(".")[0] for name in probe} - {""} == {
         *(f"{which}.{kind}" for which in ("source", "target") for kind in KINDS),
         "target.queries",
+        "target.output",
     }

@@ -135,6 +135,13 @@ def test_calibration_keeps_what_the_map_asks_for(overrides, kept):
         (["rank=reduced", "rank.r=0"], r"rank\.r=0 must be"),
         (["rank=reduced", "rank.metric=query"], r"rank\.metric='query'"),
         (["solver=head_local", "features=embedding"], "features=embedding has embedding: use solver=ridge"),
+        (["solver.candidates=[ridge]"], r"solver\.candidates=\['ridge'\] has no effect with solver=ridge"),
+        (["solver.k_per=head"], r"solver\.k_per='head' is none of pair, layer"),
+        (["solver=auto", "solver.candidates=[luck]"], r"solver\.candidates has 'luck'"),
+        (["solver=auto", "calibration.probe_rows=0"], r"calibration\.probe_rows=0.*calibration\.probe_rows=16"),
+        (["solver.criterion=attention", "calibration.probe_rows=0"], r"solver\.criterion=attention.*probe_rows=16"),
+        (["calibration.probe_rows=some"], r"calibration\.probe_rows=some must be a whole number"),
+        (["calibration.probe_rows=1.5"], r"calibration\.probe_rows=1\.5 must be a whole number"),
         (["solver.k=some"], r"solver\.k=some must be"),
         (["solver.selection_lam=best"], r"solver\.selection_lam=best must be a number of 0 or more, or auto"),
         (["solver.selection_lam=.inf"], r"solver\.selection_lam=\.?inf must be"),
@@ -183,3 +190,34 @@ def test_what_does_not_decide_numbers_does_not_decide_ids():
 def test_a_config_of_another_stage_is_refused():
     with pytest.raises(KvxferError, match="not one of the train stage"):
         to_settings("train", compose("calibrate", []))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "rows"),
+    [
+        ([], 0),
+        (["solver=auto"], 16),
+        (["solver=head_local", "solver.criterion=attention"], 16),
+        (["solver=auto", "calibration.probe_rows=3.0"], 3),
+        (["calibration.probe_rows=5"], 5),
+    ],
+)
+def test_a_probe_is_kept_where_the_solver_needs_one(overrides, rows):
+    from kvxfer.stages.calibrate import calibration_id
+
+    settings = settings_of("train", *overrides)
+    assert settings.calibration.probe_rows == rows
+    assert type(settings.calibration.probe_rows) is int
+    plain = settings_of("calibrate", *([f"calibration.probe_rows={rows}"] if rows else []))
+    assert calibration_id(settings) == calibration_id(plain)
+    assert (calibration_id(settings) == calibration_id(settings_of("train"))) == (rows == 0)
+
+
+def test_what_could_not_be_chosen_before_leaves_ids_as_they_were():
+    known = {"name", "k", "method", "selection", "selection_lam", "criterion", "pool"}
+    assert set(settings_of("train").solver_config["solver"]) == known
+    assert set(settings_of("train", "solver.k_per=layer").solver_config["solver"]) == known
+    k_auto = settings_of("train", "solver.k=auto", "solver.k_per=layer").solver_config["solver"]
+    assert k_auto == {**settings_of("train", "solver.k=auto").solver_config["solver"], "k_per": "layer"}
+    auto = settings_of("train", "solver=auto", "solver.candidates=[ridge]").solver_config["solver"]
+    assert set(auto) == known | {"candidates", "choose"}

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from kvxfer.evals.figures import COLOURS, DPI, INK, LINE, STYLE
 from kvxfer.features import KINDS
 
-Curve = dict[float, float]
+Curve = dict[int | float, float]
 
 KIND_COLOURS = {"keys": COLOURS["mapped"], "values": COLOURS["source"]}
 TITLES = {"lam": "λ (relative)", "alpha": "α", "rank": "rank", "k": "source layers per target layer"}
@@ -26,7 +26,8 @@ def tried(curves: Mapping[str, Any]) -> dict[str, dict[str, Curve]]:
     """Score by value of every output, for each dial that had a choice; the best over the other dials of the penalty.
 
     Args:
-        curves: those of a fit: ``penalty`` (per output: λ, α, score), ``rank`` (per output: rank, score) and ``k``.
+        curves: those of a fit: ``penalty`` (per output: λ, α, score), ``rank`` (per output: rank, score), and ``k`` or
+            ``k_outputs`` (per output).
     """
     found: dict[str, dict[str, Curve]] = {}
     for dial, place in (("lam", 0), ("alpha", 1)):
@@ -36,7 +37,9 @@ def tried(curves: Mapping[str, Any]) -> dict[str, dict[str, Curve]]:
                 curve[point[place]] = max(point[2], curve.get(point[place], point[2]))
             found.setdefault(dial, {})[output] = curve
     found["rank"] = {output: {rank: score for rank, score in points} for output, points in curves["rank"].items()}
-    if "k" in curves:
+    if "k_outputs" in curves:
+        found["k"] = {output: {k: score for k, score in points} for output, points in curves["k_outputs"].items()}
+    elif "k" in curves:
         found["k"] = {"mean of all": {k: score for k, score in curves["k"]}}
     return {dial: lines for dial, lines in found.items() if any(len(curve) > 1 for curve in lines.values())}
 

@@ -134,16 +134,35 @@ class LoadedModel:
         What an error of a value does to the attention's output is the error times its head's columns of W_O.
         """
         grams = []
-        for number, layer in enumerate(self.body.layers):
-            projection = getattr(layer.self_attn, "o_proj", None)
-            if projection is None:
-                raise KvxferError(
-                    f"{self.name}: layer {number} has no o_proj to weigh values by; set calibration.metrics=false"
-                )
-            heads = projection.weight.float().T.unflatten(0, (self.geometry.heads, self.geometry.head_dim))
+        for weight in self._output_projections("calibration.metrics=false"):
+            heads = weight.float().T.unflatten(0, (self.geometry.heads, self.geometry.head_dim))
             by_head = heads @ heads.mT
             grams.append(by_head.unflatten(0, (self.geometry.kv_heads, -1)).sum(1))
         return torch.stack(grams)
+
+    def attention_outputs(self) -> list[tuple[Float[Tensor, "hidden heads_dim"], float]]:
+        """Each layer's output projection W_O (without its bias) and the scale of its softmax."""
+        found = []
+        for number, weight in enumerate(self._output_projections("calibration.probe_rows=0")):
+            attention = self.body.layers[number].self_attn
+            for extra in ("attn_logit_softcapping", "sinks"):
+                if getattr(attention, extra, None) is not None:
+                    raise KvxferError(
+                        f"{self.name}: layer {number}'s attention has {extra}, which attention-output scores don't "
+                        "know; set calibration.probe_rows=0"
+                    )
+            found.append((weight, float(getattr(attention, "scaling", self.geometry.head_dim**-0.5))))
+        return found
+
+    def _output_projections(self, instead: str) -> list[Float[Tensor, "hidden heads_dim"]]:
+        """Each layer's W_O; ``instead`` is the setting that does without."""
+        found = []
+        for number, layer in enumerate(self.body.layers):
+            projection = getattr(layer.self_attn, "o_proj", None)
+            if projection is None:
+                raise KvxferError(f"{self.name}: layer {number} has no o_proj to weigh values by; set {instead}")
+            found.append(projection.weight)
+        return found
 
     def _cache(self, past: KV | None) -> DynamicCache:
         return build_cache(None if past is None else past.apply(lambda x: x.to(self.device, self.dtype)))

@@ -1,9 +1,10 @@
 """Closed-form solvers, one per file, behind the interface of ``base``."""
 
+from kvxfer.solvers.auto import Auto
 from kvxfer.solvers.base import Fit, LinearLayer, Solver, Splits
 from kvxfer.solvers.head_local import HeadLocal
 from kvxfer.solvers.ridge import Ridge
 
-SOLVERS = {"ridge": Ridge, "head_local": HeadLocal}
+SOLVERS = {"ridge": Ridge, "head_local": HeadLocal, "auto": Auto}
 
-__all__ = ["SOLVERS", "Fit", "HeadLocal", "LinearLayer", "Ridge", "Solver", "Splits"]
+__all__ = ["SOLVERS", "Auto", "Fit", "HeadLocal", "LinearLayer", "Ridge", "Solver", "Splits"]

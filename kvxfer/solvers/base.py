@@ -12,6 +12,7 @@ from torch import Tensor
 from kvxfer.features import Block
 from kvxfer.metrics import Metrics
 from kvxfer.moments import Moments, Output
+from kvxfer.probe import Probe
 from kvxfer.selection import Selection
 
 
@@ -23,6 +24,7 @@ class Splits:
     validation: Moments
     held_out: Moments
     metrics: Metrics | None = None
+    probe: Probe | None = None
 
     def moments(self, split: str, outputs: list[Output]) -> Moments:
         """The moments that some outputs are fitted, chosen or reported on."""
@@ -79,12 +81,14 @@ class Fit:
         selection: the chosen source layers and the scores behind the choice.
         diagnostics: one flat record per target layer and kind (λ, R², notes), for tables.
         curves: quality against each value that was chosen automatically.
+        candidates: what each of several solvers scored, or why it was left out, if there was a choice.
     """
 
     layers: dict[Output, LinearLayer]
     selection: Selection
     diagnostics: list[dict[str, Any]]
     curves: dict[str, Any] = field(default_factory=dict)
+    candidates: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 @runtime_checkable
@@ -96,6 +100,11 @@ class Solver(Protocol):
     @property
     def needs_metrics(self) -> bool:
         """Whether ``fit`` reads ``splits.metrics``."""
+        ...
+
+    @property
+    def needs_probe(self) -> bool:
+        """Whether ``fit`` can't do without ``splits.probe``; scores by attention are given wherever there is one."""
         ...
 
     def steps(self, moments: Moments) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvxfer.attention import map_scores
 from kvxfer.errors import KvxferError
 from kvxfer.features import DESIGNS, KINDS, Block, Features
 from kvxfer.judges import CRITERIA
@@ -27,6 +28,13 @@ from kvxfer.solvers.base import Fit, LinearLayer, Splits
 from kvxfer.solvers.design import Part
 from kvxfer.solvers.engine import Engine, sharing
 
+_OPTIONS = {
+    "method": METHODS,
+    "selection": ("shared", "separate"),
+    "criterion": CRITERIA,
+    "k_per": ("pair", "layer"),
+}
+
 
 @dataclass(frozen=True)
 class ClosedForm:
@@ -35,11 +43,14 @@ class ClosedForm:
     Args:
         k: how many source layers feed a target layer, or ``auto``: the k in 1, 2, 4, 8, ... whose maps score best on
             the validation split.
+        k_per: whether ``auto`` is one k for the ``pair``, or one for every target ``layer`` (and kind, if they are
+            selected separately).
         method: ``topk`` (the best single layers), ``greedy`` (forward selection) or ``all``.
         selection: ``shared`` (keys and values read the same layers) or ``separate``.
         selection_lam: λ of the fits that rank source layers, or ``auto``: every target layer has each source layer at
             its own best λ of ``LAM_GRID`` on the validation split.
-        criterion: what selection and automatic choices maximise: ``r2``, or ``query`` (R² in the output's metric).
+        criterion: what selection and automatic choices maximise: ``r2``, ``query`` (R² in the output's metric) or
+            ``attention`` (what is right of the attention's output on the probe).
         pool: how many of the best single layers greedy selection considers.
         features: the design.
         penalty: how the map shrinks.
@@ -52,6 +63,7 @@ class ClosedForm:
     selection_lam: float | str = 1e-3
     criterion: str = "r2"
     pool: int = 6
+    k_per: str = "pair"
     features: Features = DESIGNS["same"]
     penalty: Penalty = field(default_factory=Isotropic)
     rank: Rank = field(default_factory=Full)
@@ -60,7 +72,7 @@ class ClosedForm:
     def __post_init__(self) -> None:
         if self.k != "auto" if isinstance(self.k, str) else self.k != int(self.k) or self.k < 1:
             raise KvxferError(f"solver.k={self.k} must be 1 or more source layers (a whole number), or auto")
-        for key, options in (("method", METHODS), ("selection", ("shared", "separate")), ("criterion", CRITERIA)):
+        for key, options in _OPTIONS.items():
             if getattr(self, key) not in options:
                 raise KvxferError(f"solver.{key}={getattr(self, key)!r} is none of {', '.join(options)}")
         lam = self.selection_lam
@@ -79,6 +91,11 @@ class ClosedForm:
         """Every λ at which source layers are scored."""
         return LAM_GRID if isinstance(self.selection_lam, str) else (float(self.selection_lam),)
 
+    @property
+    def needs_probe(self) -> bool:
+        """Whether the criterion is measured on the probe."""
+        return self.criterion == "attention"
+
     def parts(self, blocks: tuple[Block, ...], layout: Layout) -> list[Part]:
         """The independent solves that make up one output from a design."""
         raise NotImplementedError
@@ -95,16 +112,20 @@ class ClosedForm:
         order = ranked(scores, candidates, self.selection == "shared")
         curves: dict[str, Any] = {}
         if self.k == "auto":
-            k, curves["k"] = self._choose_k(engine, order, candidates)
+            chosen, curves = self._choose_k(engine, order, candidates)
         else:
             k = len(candidates) if self.method == "all" else int(self.k)
-        selection = Selection(candidates, scores, self._choose(engine, order, k, candidates))
+            chosen = self._choose(engine, order, k, candidates)
+        selection = Selection(candidates, scores, chosen)
         layers: dict[Output, LinearLayer] = {}
         records: dict[Output, dict[str, Any]] = {}
         for blocks, outputs in sharing(self.features, selection.chosen).items():
             for output, (layer, record) in engine.solve(blocks, outputs).items():
                 layers[output], records[output] = layer, record
                 advance()
+        if splits.probe is not None:
+            for output, found in map_scores(layers, splits.probe).items():
+                records[output] |= found
         outputs = sorted(layers, key=lambda output: (KINDS.index(output[1]), output[0]))
         for name in ("penalty", "rank"):
             curves[name] = {f"{o[1]}.{o[0]}": records[o].pop(f"{name}_curve") for o in outputs}
@@ -120,16 +141,27 @@ class ClosedForm:
 
     def _choose_k(
         self, engine: Engine, order: dict[Output, list[int]], candidates: list[int]
-    ) -> tuple[int, list[tuple[int, float]]]:
-        """The k whose maps score best on validation, averaged over outputs, and the whole curve."""
-        tried = sorted({min(2**power, len(candidates)) for power in range(len(candidates).bit_length() + 1)})
-        curve = []
-        for k in tried:
-            chosen = self._choose(engine, order, k, candidates)
-            scores = [
-                record["validation"]
-                for blocks, outputs in sharing(self.features, chosen).items()
-                for _, record in engine.solve(blocks, outputs).values()
-            ]
-            curve.append((k, sum(scores) / len(scores)))
-        return max(curve, key=lambda point: point[1])[0], curve
+    ) -> tuple[dict[Output, tuple[int, ...]], dict[str, Any]]:
+        """The source layers at the k whose maps score best on validation, and the whole curve or curves."""
+        choices, scores = {}, {}
+        for k in sorted({min(2**power, len(candidates)) for power in range(len(candidates).bit_length() + 1)}):
+            choices[k] = self._choose(engine, order, k, candidates)
+            scores[k] = {
+                output: record["validation"]
+                for blocks, outputs in sharing(self.features, choices[k]).items()
+                for output, (_, record) in engine.solve(blocks, outputs).items()
+            }
+        if self.k_per == "pair":
+            curve = [(k, sum(found.values()) / len(found)) for k, found in scores.items()]
+            return choices[_best(curve)], {"k": curve}
+        chosen, curves = {}, {}
+        for layer, kind in order:
+            kinds = KINDS if self.selection == "shared" else (kind,)
+            curve = [(k, sum(found[layer, each] for each in kinds) / len(kinds)) for k, found in scores.items()]
+            chosen[layer, kind], curves[f"{kind}.{layer}"] = choices[_best(curve)][layer, kind], curve
+        return chosen, {"k_outputs": curves}
+
+
+def _best(curve: list[tuple[int, float]]) -> int:
+    """The value of the best score; equal scores favour the smaller."""
+    return max(curve, key=lambda point: point[1])[0]

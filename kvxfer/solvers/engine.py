@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kvxfer.errors import KvxferError
 from kvxfer.features import KINDS, Block, Features
-from kvxfer.judges import Judge, PlainR2, QueryR2
+from kvxfer.judges import Judge, PlainR2, judge_for
 from kvxfer.linalg import Gram
 from kvxfer.metrics import Metrics
 from kvxfer.moments import Output
@@ -48,9 +48,7 @@ class Engine:
                 "set calibration.metrics=true"
             )
         self.metrics: Metrics | None = splits.metrics
-        self.judge: Judge = PlainR2()
-        if solver.criterion == "query" and splits.metrics is not None:
-            self.judge = QueryR2(splits.metrics)
+        self.judge: Judge = judge_for(solver.criterion, splits.metrics, splits.probe)
         self.layout = splits.fit.layout
 
     def quick_score(self, layers: tuple[int, ...]) -> dict[str, Float[Tensor, " targets"]]:

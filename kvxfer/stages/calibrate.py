@@ -17,9 +17,10 @@ from kvxfer.metrics import METRICS, Metrics, merge_metrics, save_metrics
 from kvxfer.moments import Moments
 from kvxfer.pairs import Pair, load_pair
 from kvxfer.planning import plan_pass
-from kvxfer.probe import PROBE, merge_probes, save_probe
+from kvxfer.probe import PROBE, Probe, merge_probes
+from kvxfer.probing import save_probe
 from kvxfer.progress import progress
-from kvxfer.random_features import RANDOM_FILE, merge_random
+from kvxfer.random_features import RANDOM_FILE, load_random, merge_random
 from kvxfer.runs import Run, open_run, read_json, run_id, write_json
 from kvxfer.solvers import Splits
 from kvxfer.stages.settings import CalibrateSettings
@@ -46,10 +47,12 @@ def calibration_id(settings: CalibrateSettings, shard: bool = False) -> str:
 
 
 def load_splits(directory: Path) -> Splits:
-    """The moments of a finished calibration, and its metrics if it kept any."""
+    """The moments of a finished calibration, and its metrics and probe if it kept any."""
     fit, validation, held_out = (Moments.load(directory / f"{split}.safetensors") for split in CALIBRATION_SPLITS)
     metrics = Metrics.load(directory / METRICS) if (directory / METRICS).is_file() else None
-    return Splits(fit, validation, held_out, metrics)
+    random = load_random(fit.layout, directory / RANDOM_FILE)
+    probe = Probe.load(directory / PROBE, random) if (directory / PROBE).is_file() else None
+    return Splits(fit, validation, held_out, metrics, probe)
 
 
 def _calibrate_share(settings: CalibrateSettings) -> Path:
@@ -81,11 +84,12 @@ def _run_pass(settings: CalibrateSettings, run: Run, out: RunLogger) -> None:
     state = PassState.resume(run.work, layout, plan.home, pair.target.geometry)
     if state.tokens_read:
         log.info("going on after %s tokens", f"{state.tokens_read:,}")
+    if settings.calibration.probe_rows:
+        # First, because it refuses models whose attention it can't follow.
+        probe = rows["validation"].tokens[: settings.calibration.probe_rows, : settings.calibration.probe_tokens]
+        save_probe(pair, probe, layout, corpus.skip_first, run.work / PROBE)
     with progress(f"calibrate {pair.name}", total, "tokens", done=state.tokens_read) as advance:
         accumulate(pair, rows, settings.calibration, corpus.skip_first, state, advance)
-    if settings.calibration.probe_rows:
-        probe = rows["validation"].tokens[: settings.calibration.probe_rows, : settings.calibration.probe_tokens]
-        save_probe(pair, probe, run.work / PROBE)
     if settings.calibration.metrics:
         save_metrics(run.work / METRICS, pair, state.queries, corpus.length - 1)
     report = _report(pair, rows, state, corpus.skip_first)

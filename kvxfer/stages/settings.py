@@ -96,7 +96,25 @@ def label(columns: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
     return name, tuple(str(columns[key]) for key in ("pair", "solver", "penalty", "rank", "features"))
 
 
-def _common(conf: Any, features: Features | None) -> dict[str, Any]:
+AUTO_PROBE_ROWS = 16
+
+
+def _probe_rows(conf: Any, needed: bool) -> int:
+    """``calibration.probe_rows`` as a number."""
+    value = conf.calibration.probe_rows
+    if value == "auto":
+        return AUTO_PROBE_ROWS if needed else 0
+    if isinstance(value, str) or value != int(value):
+        raise KvxferError(f"calibration.probe_rows={value} must be a whole number of rows, or auto")
+    if needed and not value:
+        raise KvxferError(
+            "calibration.probe_rows=0, but solver=auto and solver.criterion=attention are decided on a probe: set "
+            f"calibration.probe_rows={AUTO_PROBE_ROWS}, or auto"
+        )
+    return int(value)
+
+
+def _common(conf: Any, features: Features | None, needs_probe: bool = False) -> dict[str, Any]:
     pair = PairSpec(
         name=conf.pair.name,
         source=_model(conf.pair.source),
@@ -114,7 +132,12 @@ def _common(conf: Any, features: Features | None) -> dict[str, Any]:
     elif features is not None and not keeps.covers(features):
         keeps = keeps.joined(features)
     layers = conf.calibration.layers
-    spec = {**vars(conf.calibration), "features": keeps, "layers": None if layers is None else tuple(layers)}
+    spec = {
+        **vars(conf.calibration),
+        "features": keeps,
+        "layers": None if layers is None else tuple(layers),
+        "probe_rows": _probe_rows(conf, needs_probe),
+    }
     if conf.logger.directory is None:
         conf.logger.directory = conf.paths.outputs
     logger = LoggerSpec(**{**vars(conf.logger), "tags": tuple(conf.logger.tags)})
@@ -167,6 +190,22 @@ def _normalise(conf: Any) -> None:
             setattr(group, key, int(value))
 
 
+def _solver_options(conf: Any, solver_class: Any) -> dict[str, Any]:
+    """The keys of ``solver`` that the solver has, each a part of the map's id unless it decides nothing."""
+    known = {item.name for item in fields(solver_class)}
+    options = {key: value for key, value in vars(conf).items() if value is not None}
+    for key, value in options.items():
+        if key not in known:
+            raise KvxferError(f"solver.{key}={value} has no effect with solver={conf.name}")
+    return options
+
+
+def _solver_identity(options: dict[str, Any]) -> dict[str, Any]:
+    """The options without what is as it was before it could be chosen, so that old questions keep their ids."""
+    one_k = options["k"] != "auto" or options["k_per"] == "pair"
+    return {key: value for key, value in options.items() if not (key == "k_per" and one_k)}
+
+
 def _training(conf: Any) -> dict[str, Any]:
     if conf.corpus.num_shards != 1:
         raise KvxferError(
@@ -180,20 +219,22 @@ def _training(conf: Any) -> dict[str, Any]:
     _normalise(conf)
     penalty = penalty_class(**vars(conf.penalty))
     rank = rank_class(**vars(conf.rank))
-    solver = solver_class(**vars(conf.solver), features=features, penalty=penalty, rank=rank)
+    options = _solver_options(conf.solver, solver_class)
+    plain = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
+    solver = solver_class(**plain, features=features, penalty=penalty, rank=rank)
     if solver.needs_metrics and not conf.calibration.metrics:
         raise KvxferError(
             "calibration.metrics=false, but penalty=attention, rank.metric=attention and solver.criterion=query weigh "
             "errors by the target's attention: set calibration.metrics=true"
         )
     config = {
-        "solver": vars(conf.solver),
+        "solver": _solver_identity(options),
         "penalty": penalty.to_dict(),
         "rank": rank.to_dict(),
         "features": features.identity(),
     }
     return {
-        **_common(conf, features),
+        **_common(conf, features, solver.needs_probe),
         "solver": solver,
         "solver_config": config,
         "build_missing": conf.build_missing,

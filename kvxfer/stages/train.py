@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from kvxfer.errors import KvxferError
 from kvxfer.evals.curves import curves_figure
 from kvxfer.evals.figures import r2_heatmap
+from kvxfer.features import KINDS
 from kvxfer.loggers import RunLogger, open_loggers
 from kvxfer.maps import MANIFEST, TENSORS, CacheMap
 from kvxfer.progress import progress
@@ -78,6 +80,8 @@ def _fit(settings: TrainSettings, run: Run, moments: Path, out: RunLogger) -> No
         "kept_tokens": calibration["kept_tokens"]["fit"],
         "chosen": _chosen(fit),
     }
+    if fit.candidates:
+        manifest["candidates"] = fit.candidates
     kinds = {block.kind for layer in fit.layers.values() for block in layer.blocks}
     fitted = CacheMap(fit.layers, manifest, random.only(kinds) if random else None).save(run.work)
     selection = fit.selection.to_dict()
@@ -88,11 +92,12 @@ def _fit(settings: TrainSettings, run: Run, moments: Path, out: RunLogger) -> No
     _log(out, run, fit, fitted)
 
 
-def _chosen(fit: Fit) -> dict[str, list[int | float]]:
-    """Every value of each dial that some layer uses, ascending."""
-    found: dict[str, list[int | float]] = {
-        name: sorted({d[name] for d in fit.diagnostics}) for name in ("lam", "alpha", "rank")
-    }
+def _chosen(fit: Fit) -> dict[str, Any]:
+    """Every value of each dial that some layer uses, ascending, and how many layers each of several solvers gives."""
+    found: dict[str, Any] = {name: sorted({d[name] for d in fit.diagnostics}) for name in ("lam", "alpha", "rank")}
+    if fit.candidates:
+        winners = Counter(d["solver"] for d in fit.diagnostics)
+        found["solver"] = {name: winners[name] for name in fit.candidates}
     return {"k": sorted({len(layers) for layers in fit.selection.chosen.values()}), **found}
 
 
@@ -117,6 +122,32 @@ def _warn(fit: Fit, splits: Splits) -> None:
         )
 
 
+def _attention(fit: Fit) -> dict[str, float]:
+    """The mean attention-output scores of the map, if there was a probe; the log says what decided between solvers."""
+    for name, scores in fit.candidates.items():
+        if "left_out" in scores:
+            log.warning("candidate %s is left out: %s", name, scores["left_out"])
+            continue
+        won = sum(d["solver"] == name for d in fit.diagnostics)
+        log.info(
+            "candidate %s gives %d of %d: attention-output score of keys %.3f, values %.3f, both %.3f",
+            name,
+            won,
+            len(fit.diagnostics),
+            *(scores[f"attention_{what}"] for what in (*KINDS, "joint")),
+        )
+    if "attention_score" not in fit.diagnostics[0]:
+        return {}
+    found = {}
+    for kind in KINDS:
+        own = [d["attention_score"] for d in fit.diagnostics if d["kind"] == kind]
+        found[f"fit/attention_{kind}"] = sum(own) / len(own)
+    joint = [d["attention_score_joint"] for d in fit.diagnostics]
+    found["fit/attention_joint"] = sum(joint) / len(joint)
+    log.info("mean attention-output score: %s", ", ".join(f"{k.rpartition('_')[2]} {v:.3f}" for k, v in found.items()))
+    return found
+
+
 def _log(out: RunLogger, run: Run, fit: Fit, fitted: CacheMap) -> None:
     costs = ("parameters", "flops_per_token", "bytes_read_per_token", "bytes_written_per_token")
     summary: dict[str, Any] = {f"fit/{cost}": getattr(fitted, cost) for cost in costs}
@@ -128,6 +159,7 @@ def _log(out: RunLogger, run: Run, fit: Fit, fitted: CacheMap) -> None:
                     mean = sum(d[f"{measure}_{split}"] for d in rows) / len(rows)
                     summary[f"fit/{measure}_{split}_{kind}"] = mean
         log.info("mean held-out R² of %s: %.3f", kind, summary[f"fit/r2_held_out_{kind}"])
+    summary |= _attention(fit)
     out.metrics(summary)
     columns = list(fit.diagnostics[0])
     out.table("per_layer", columns, [[record[c] for c in columns] for record in fit.diagnostics])
