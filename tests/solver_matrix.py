@@ -11,7 +11,7 @@ from kvxfer.features import DESIGNS, Features
 from kvxfer.metrics import Metric
 from kvxfer.penalties import Attention, Isotropic, Penalty
 from kvxfer.ranks import Full, Rank, Reduced
-from kvxfer.solvers import HeadLocal, Ridge, Solver
+from kvxfer.solvers import HeadLocal, Ridge, Solver, Weighted
 from tests.samples import reference_map
 
 Reference = Callable[[Tensor, Tensor, float, Metric], tuple[Tensor, Tensor]]
@@ -45,7 +45,7 @@ class Case:
 SOURCE_DESIGNS = tuple(name for name, design in DESIGNS.items() if not design.extras)
 
 
-def _case(solver: type[Ridge] | type[HeadLocal], alpha: float | None, rank: Rank) -> Case:
+def _case(solver: type[Ridge] | type[HeadLocal] | type[Weighted], alpha: float | None, rank: Rank) -> Case:
     local, reduced = solver is HeadLocal, isinstance(rank, Reduced)
 
     def penalty(lam: float | str) -> Penalty:
@@ -83,3 +83,5 @@ FORMS: dict[str, tuple[float | None, Rank]] = {
 SOLVER_MATRIX = {
     f"{solver.name}{form}": _case(solver, *dials) for solver in (Ridge, HeadLocal) for form, dials in FORMS.items()
 }
+# The suite's tokens weigh 1, so its reference is that of ridge.
+SOLVER_MATRIX["weighted"] = _case(Weighted, *FORMS[""])

@@ -3,7 +3,8 @@
 from kvxfer.solvers.base import Fit, LinearLayer, Solver, Splits
 from kvxfer.solvers.head_local import HeadLocal
 from kvxfer.solvers.ridge import Ridge
+from kvxfer.solvers.weighted import Weighted
 
-SOLVERS = {"ridge": Ridge, "head_local": HeadLocal}
+SOLVERS = {"ridge": Ridge, "head_local": HeadLocal, "weighted": Weighted}
 
-__all__ = ["SOLVERS", "Fit", "HeadLocal", "LinearLayer", "Ridge", "Solver", "Splits"]
+__all__ = ["SOLVERS", "Fit", "HeadLocal", "LinearLayer", "Ridge", "Solver", "Splits", "Weighted"]

@@ -17,15 +17,19 @@ from kvxfer.selection import Selection
 
 @dataclass(frozen=True)
 class Splits:
-    """Moments of the three calibration splits: fit on the first, choose on the second, report on the third."""
+    """Moments of the three calibration splits: fit on the first, choose on the second, report on the third.
+
+    ``weighted`` are those whose tokens are weighed by each target layer's attention, by split and target layer.
+    """
 
     fit: Moments
     validation: Moments
     held_out: Moments
     metrics: Metrics | None = None
+    weighted: dict[str, dict[int, Moments]] | None = None
 
     def moments(self, split: str, outputs: list[Output]) -> Moments:
-        """The moments that some outputs are fitted, chosen or reported on."""
+        """The moments that some outputs are fitted, chosen or reported on, without weights."""
         return getattr(self, split)
 
 
@@ -96,6 +100,11 @@ class Solver(Protocol):
     @property
     def needs_metrics(self) -> bool:
         """Whether ``fit`` reads ``splits.metrics``."""
+        ...
+
+    @property
+    def needs_weights(self) -> bool:
+        """Whether ``fit`` reads ``splits.weighted``."""
         ...
 
     def steps(self, moments: Moments) -> int:

@@ -70,9 +70,26 @@ class ClosedForm:
         """Whether penalty, rank or criterion read the outputs' metrics."""
         return self.penalty.needs_metric or self.rank.needs_metric or self.criterion == "query"
 
+    @property
+    def needs_weights(self) -> bool:
+        """Whether the solver reads ``splits.weighted``."""
+        return False
+
     def parts(self, blocks: tuple[Block, ...], layout: Layout) -> list[Part]:
         """The independent solves that make up one output from a design."""
         raise NotImplementedError
+
+    def moments(self, splits: Splits, split: str, outputs: list[Output]) -> Moments:
+        """The moments that outputs are fitted, chosen or reported on; source layers are ranked by the plain ones."""
+        return splits.moments(split, outputs)
+
+    def apart(self, outputs: list[Output]) -> list[list[Output]]:
+        """The outputs of one design in groups that may share a solve."""
+        return [outputs]
+
+    def notes(self, splits: Splits, outputs: list[Output], features: int) -> dict[str, Any]:
+        """What else a record says of outputs that were solved together from so many features."""
+        return {}
 
     def steps(self, moments: Moments) -> int:
         """Single-layer fits, then one fit per target layer and kind."""
@@ -88,7 +105,7 @@ class ClosedForm:
         if self.k == "auto":
             k, curves["k"] = self._choose_k(engine, order, candidates)
         else:
-            k = len(candidates) if self.method == "all" else int(self.k)
+            k = _fewest(order) if self.method == "all" else int(self.k)
         selection = Selection(candidates, scores, self._choose(engine, order, k, candidates))
         layers: dict[Output, LinearLayer] = {}
         records: dict[Output, dict[str, Any]] = {}
@@ -104,7 +121,7 @@ class ClosedForm:
     def _choose(
         self, engine: Engine, order: dict[Output, list[int]], k: int, candidates: list[int]
     ) -> dict[Output, tuple[int, ...]]:
-        check_k(k, candidates)
+        check_k(k, candidates, None if engine.layout.kept is None else _fewest(order))
         if self.method == "greedy":
             return choose_greedily(engine.quick_score, order, k, self.pool, self.selection == "shared")
         return choose_top_k(order, k)
@@ -113,7 +130,8 @@ class ClosedForm:
         self, engine: Engine, order: dict[Output, list[int]], candidates: list[int]
     ) -> tuple[int, list[tuple[int, float]]]:
         """The k whose maps score best on validation, averaged over outputs, and the whole curve."""
-        tried = sorted({min(2**power, len(candidates)) for power in range(len(candidates).bit_length() + 1)})
+        most = _fewest(order)
+        tried = sorted({min(2**power, most) for power in range(most.bit_length() + 1)})
         curve = []
         for k in tried:
             chosen = self._choose(engine, order, k, candidates)
@@ -124,3 +142,8 @@ class ClosedForm:
             ]
             curve.append((k, sum(scores) / len(scores)))
         return max(curve, key=lambda point: point[1])[0], curve
+
+
+def _fewest(order: dict[Output, list[int]]) -> int:
+    """How many source layers every target layer has to choose from."""
+    return min(len(layers) for layers in order.values())

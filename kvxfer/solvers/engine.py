@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +17,7 @@ from kvxfer.features import KINDS, Block, Features
 from kvxfer.judges import Judge, PlainR2, QueryR2
 from kvxfer.linalg import Gram
 from kvxfer.metrics import Metrics
-from kvxfer.moments import Output
+from kvxfer.moments import Moments, Output
 from kvxfer.penalties import Setting
 from kvxfer.r2 import HeldOut
 from kvxfer.ranks import AUTO_LOSS, reduce
@@ -68,9 +69,11 @@ class Engine:
     def quick_score(self, layers: tuple[int, ...]) -> dict[str, Float[Tensor, " targets"]]:
         """Validation scores, by kind, of every target layer from these source layers, at ``selection_lam``."""
         lam = self.solver.selection_lam
-        scores: dict[Output, Tensor] = {}
-        for blocks, outputs in sharing(self.solver.features, dict.fromkeys(self.layout.outputs, layers)).items():
-            design = _Design(self, blocks, outputs)
+        # A target layer that does not keep all of these source layers cannot be scored.
+        scores: dict[Output, Tensor] = dict.fromkeys(self.layout.outputs, torch.tensor(-torch.inf, dtype=torch.float64))
+        readers = [o for o in self.layout.outputs if set(layers) <= set(self.layout.candidates(o[0]))]
+        for blocks, outputs in sharing(self.solver.features, dict.fromkeys(readers, layers)).items():
+            design = _Design(self, blocks, outputs, self.splits.moments)
             weight, _ = design.weights(lambda gram, right, part, output: gram.ridge(right, lam), together=True)
             found = self.judge(design.held["validation"], weight, design.bias(weight))
             scores |= dict(zip(outputs, found, strict=True))
@@ -78,7 +81,15 @@ class Engine:
 
     def solve(self, blocks: tuple[Block, ...], outputs: list[Output]) -> Solved:
         """Solve one design for the outputs that share it, each with its own best setting on the validation split."""
-        design = _Design(self, blocks, outputs)
+        result: Solved = {}
+        for group in self.solver.apart(outputs):
+            result |= self._solve(blocks, group)
+        return result
+
+    def _solve(self, blocks: tuple[Block, ...], outputs: list[Output]) -> Solved:
+        """The same for outputs that are solved together."""
+        design = _Design(self, blocks, outputs, partial(self.solver.moments, self.splits))
+        notes = self.solver.notes(self.splits, outputs, len(design.cross))
         weight, chosen, curve = self._choose_setting(design)
         layers, ranks = zip(*(self._restrict(design, n, weight) for n in range(len(outputs))), strict=True)
         dense = torch.cat([layer.dense() for layer in layers], dim=1)
@@ -99,6 +110,7 @@ class Engine:
                 **_setting_record(own, *chosen[n]),
                 **ranks[n],
                 **{name: float(values[n]) for name, values in scores.items()},
+                **notes,
             }
             result[output] = (layer, record)
         return result
@@ -183,11 +195,16 @@ class Engine:
 class _Design:
     """One design and the outputs that share it: their moments, gathered once."""
 
-    def __init__(self, engine: Engine, blocks: tuple[Block, ...], outputs: list[Output]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        blocks: tuple[Block, ...],
+        outputs: list[Output],
+        moments: Callable[[str, list[Output]], Moments],
+    ) -> None:
         self.blocks, self.outputs, self.width = blocks, outputs, engine.layout.width
         self.held = {
-            name: HeldOut(engine.splits.moments(name, outputs), blocks, outputs)
-            for name in ("fit", "validation", "held_out")
+            name: HeldOut(moments(name, outputs), blocks, outputs) for name in ("fit", "validation", "held_out")
         }
         self.cross = self.held["fit"].cross
         self.parts = engine.solver.parts(blocks, engine.layout)

@@ -66,7 +66,7 @@ def test_a_map_is_complete(case: Case, features: Features, mode: str) -> None:
         assert layer.blocks == features.blocks(output[1], chosen)
         features_read = splits.fit.layout.width_of(layer.blocks)
         assert layer.dense().shape == (features_read, WIDTH)
-        assert layer.groups == (1 if case.solver == "ridge" else HEADS)
+        assert layer.groups == (HEADS if case.solver == "head_local" else 1)
         assert layer.weight.shape[1] == features_read // layer.groups
         if mode == "shared":
             assert chosen == fit.selection.chosen[output[0], "keys"]
