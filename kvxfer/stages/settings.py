@@ -42,7 +42,7 @@ class CalibrateSettings:
         # Text that only evaluation reads does not change the moments.
         corpus["rows"] = {k: v for k, v in corpus["rows"].items() if k != "evaluation"}
         config: dict[str, Any] = {"pair": self.pair_identity, "corpus": corpus}
-        config["calibration"] = self.calibration.identity()
+        config["calibration"] = self.calibration.identity(self.corpus.rows)
         if shard and self.corpus.num_shards > 1:
             config["shard"] = [self.corpus.shard_index, self.corpus.num_shards]
         return config
@@ -96,7 +96,8 @@ def label(columns: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
     return name, tuple(str(columns[key]) for key in ("pair", "solver", "penalty", "rank", "features"))
 
 
-def _common(conf: Any, features: Features | None) -> dict[str, Any]:
+def _common(conf: Any, features: Features | None, weights: bool = False) -> dict[str, Any]:
+    """What all stages share. ``features`` and ``weights`` are what the solver reads, where there is one."""
     pair = PairSpec(
         name=conf.pair.name,
         source=_model(conf.pair.source),
@@ -115,6 +116,8 @@ def _common(conf: Any, features: Features | None) -> dict[str, Any]:
         keeps = keeps.joined(features)
     layers = conf.calibration.layers
     spec = {**vars(conf.calibration), "features": keeps, "layers": None if layers is None else tuple(layers)}
+    if conf.calibration.weights == "auto":
+        spec["weights"] = "attention" if weights else "none"
     if conf.logger.directory is None:
         conf.logger.directory = conf.paths.outputs
     logger = LoggerSpec(**{**vars(conf.logger), "tags": tuple(conf.logger.tags)})
@@ -186,6 +189,17 @@ def _training(conf: Any) -> dict[str, Any]:
             "calibration.metrics=false, but penalty=attention, rank.metric=attention and solver.criterion=query weigh "
             "errors by the target's attention: set calibration.metrics=true"
         )
+    keep = conf.calibration.keep_layers
+    if keep is not None and solver.k != "auto" and solver.k > keep and solver.method != "all":
+        raise KvxferError(
+            f"solver.k={solver.k} is more than calibration.keep_layers={keep}, the source layers of each target layer: "
+            "lower solver.k or raise calibration.keep_layers"
+        )
+    if solver.needs_weights and conf.calibration.weights == "none":
+        raise KvxferError(
+            f"calibration.weights=none, but solver={solver.name} weighs tokens by the target's attention: "
+            "set calibration.weights=auto"
+        )
     config = {
         "solver": vars(conf.solver),
         "penalty": penalty.to_dict(),
@@ -193,7 +207,7 @@ def _training(conf: Any) -> dict[str, Any]:
         "features": vars(features),
     }
     return {
-        **_common(conf, features),
+        **_common(conf, features, solver.needs_weights),
         "solver": solver,
         "solver_config": config,
         "build_missing": conf.build_missing,

@@ -63,7 +63,7 @@ def find_calibration(settings: TrainSettings) -> Path:
 
 
 def _fit(settings: TrainSettings, run: Run, moments: Path, out: RunLogger) -> None:
-    splits = load_splits(moments)
+    splits = load_splits(moments, settings.solver.needs_weights)
     calibration = read_json(moments / REPORT)
     with progress("fit", settings.solver.steps(splits.fit), "fits") as advance:
         fit = settings.solver.fit(splits, lambda: advance(1))
@@ -77,6 +77,8 @@ def _fit(settings: TrainSettings, run: Run, moments: Path, out: RunLogger) -> No
         "kept_tokens": calibration["kept_tokens"]["fit"],
         "chosen": _chosen(fit),
     }
+    if settings.solver.needs_weights:
+        manifest["weights"] = settings.calibration.weighing
     relu = _relu(fit, splits)
     read = splits.fit.layout.source_layers if relu else []
     fitted = CacheMap(fit.layers, manifest, relu, read).save(run.work)
@@ -112,6 +114,13 @@ def _warn(fit: Fit, splits: Splits) -> None:
     worse = [f"{d['kind']} of layer {d['layer']}" for d in fit.diagnostics if d["worse_than_isotropic"]]
     if worse:
         log.warning("penalty.alpha does worse than 0 (ridge) on the validation split: %s", ", ".join(worse))
+    few = [
+        f"{d['kind']} of layer {d['layer']} ({d['effective_tokens']:.0f})"
+        for d in fit.diagnostics
+        if d.get("few_tokens")
+    ]
+    if few:
+        log.warning("fewer than %d effective tokens a feature, weights counted: %s", _RARE_TOKENS, ", ".join(few))
     most = max(d["features"] for d in fit.diagnostics)
     if splits.fit.count < _RARE_TOKENS * most:
         log.warning(
