@@ -115,7 +115,7 @@ def reference(splits: Splits, blocks: tuple[Block, ...], outputs: list[Output], 
 
 def per_lam(engine: Engine, blocks: tuple[Block, ...], outputs: list[Output], lams: list[float]) -> Tensor:
     """The same with one factorisation for all outputs."""
-    design = Design(engine, blocks, outputs, ("fit", "validation"))
+    design = Design(engine, blocks, outputs, engine.splits.moments, ("fit", "validation"))
     rows = []
     for lam in lams:
         weight, _ = design.ridge(lam, list(range(len(outputs))))
@@ -161,7 +161,9 @@ def paths(layers: int, width: int, lams: list[float]) -> dict[str, Job]:
     keys = [output for output in splits.fit.layout.outputs if output[1] == "keys"]
 
     def chosen(blocks: tuple[Block, ...], outputs: list[Output]) -> Tensor:
-        _, _, curve = engine.choose_setting(Design(engine, blocks, outputs, ("fit", "validation")))
+        _, _, curve = engine.choose_setting(
+            Design(engine, blocks, outputs, engine.splits.moments, ("fit", "validation"))
+        )
         return torch.tensor([scores for _, scores in curve], dtype=torch.float64)
 
     jobs = {"path, shared": Job(), "path, all differ": Job()}

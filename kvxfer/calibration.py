@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kvxfer import rope
 from kvxfer.checkpoints import PassState
-from kvxfer.corpus import Rows
+from kvxfer.corpus import RowCounts, Rows
 from kvxfer.errors import KvxferError
 from kvxfer.extras import TargetTokens, extra_widths, hidden_states, read_source
 from kvxfer.features import DESIGNS, RANDOM, Block, Features
@@ -24,10 +24,15 @@ from kvxfer.moments import Layout
 from kvxfer.pairs import Pair, Side
 from kvxfer.probe import PROBE_VERSION
 from kvxfer.random_features import RANDOM_FILE, RandomFeatures, keep_random, random_columns
+from kvxfer.token_weights import WEIGHTED_SPLITS, attention_received, token_weights
 
 log = logging.getLogger("kvxfer")
 
 CALIBRATION_SPLITS = ("fit", "validation", "held_out")
+SELECTION_SPLITS = ("fit", "validation")
+"""Splits whose first rows choose the source layers that are kept."""
+
+WEIGHTS = ("none", "attention")
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,10 @@ class CalibrationSpec:
         metrics: keep the queries' moments, for penalties, ranks and criteria that weigh errors by attention.
         probe_rows: validation rows whose content, queries and attention are kept beside the moments (0: none).
         probe_tokens: how much of each probe row is kept.
+        keep_layers: how many source layers each target layer may read, chosen by a small first pass; None: all.
+        selection_rows: rows of the fit split (and at most as many of the validation split) that the first pass reads.
+        weights: ``attention`` also keeps moments per target layer whose tokens are weighed by its attention; ``none``.
+        weight_clip: the largest weight of a token, in medians of its row.
         max_bad_rows: share of rows with a non-finite value above which the pass fails.
         checkpoint_minutes: how often the state is saved (0: after every batch).
     """
@@ -53,20 +62,37 @@ class CalibrationSpec:
     metrics: bool = True
     probe_rows: int = 0
     probe_tokens: int = 256
+    keep_layers: int | None = None
+    selection_rows: int = 64
+    weights: str = "none"
+    weight_clip: float = 10.0
     max_bad_rows: float = 0.01
     checkpoint_minutes: float = 5.0
 
     def __post_init__(self) -> None:
-        for key, least in (("stride", 1), ("batch_size", 1), ("probe_rows", 0), ("probe_tokens", 1)):
-            if getattr(self, key) < least:
-                raise KvxferError(f"calibration.{key}={getattr(self, key)} must be {least} or more")
+        least = {"stride": 1, "batch_size": 1, "probe_rows": 0, "probe_tokens": 1, "keep_layers": 1}
+        for key, minimum in (least | {"selection_rows": 1}).items():
+            if getattr(self, key) is not None and getattr(self, key) < minimum:
+                raise KvxferError(f"calibration.{key}={getattr(self, key)} must be {minimum} or more")
+        if self.weights not in WEIGHTS:
+            raise KvxferError(f"calibration.weights={self.weights!r} is none of auto, {', '.join(WEIGHTS)}")
+        if not self.weight_clip >= 1:
+            raise KvxferError(
+                f"calibration.weight_clip={self.weight_clip} must be 1 or more medians of a row's weights"
+            )
         if not 0 <= self.max_bad_rows <= 1:
             raise KvxferError(f"calibration.max_bad_rows={self.max_bad_rows} must be a share between 0 and 1")
         if not self.checkpoint_minutes >= 0:
             raise KvxferError(f"calibration.checkpoint_minutes={self.checkpoint_minutes} must be 0 or more")
 
-    def identity(self) -> dict[str, Any]:
-        """What decides the numbers."""
+    def identity(self, rows: RowCounts) -> dict[str, Any]:
+        """What decides the numbers of a pass over so many rows; what is off leaves no trace."""
+        optional: dict[str, Any] = {}
+        if self.keep_layers is not None:
+            read = [min(self.selection_rows, rows.of(split)) for split in SELECTION_SPLITS]
+            optional["keep_layers"] = [self.keep_layers, *read]
+        if self.weights != "none":
+            optional["weights"] = self.weighing
         return {
             "features": self.features.identity(),
             "layers": list(self.layers) if self.layers is not None else "all",
@@ -75,7 +101,17 @@ class CalibrationSpec:
             "metrics": self.metrics,
             "probe": [self.probe_rows, self.probe_tokens, PROBE_VERSION] if self.probe_rows else None,
             "max_bad_rows": self.max_bad_rows,
+            **optional,
         }
+
+    @property
+    def weighing(self) -> dict[str, Any] | None:
+        """What tokens are weighed by, for manifests; None if they are not."""
+        return None if self.weights == "none" else {"by": self.weights, "clip": float(self.weight_clip)}
+
+    def weighs(self, split: str) -> bool:
+        """Whether a split's tokens are weighed too."""
+        return self.weights != "none" and split in WEIGHTED_SPLITS
 
     def source_layers(self, available: int) -> list[int]:
         """The candidate source layers, checked against the source's depth."""
@@ -87,12 +123,12 @@ class CalibrationSpec:
         return sorted(set(self.layers))
 
 
-def layout_for(pair: Pair, spec: CalibrationSpec) -> Layout:
-    """What this pass keeps of this pair."""
+def layout_for(pair: Pair, spec: CalibrationSpec, kept: Sequence[Sequence[int]] | None = None) -> Layout:
+    """What this pass keeps of this pair, of the source layers that each target layer keeps (None: all)."""
     source, target = pair.source.geometry, pair.target.geometry
     layers = spec.source_layers(source.layers)
     widths = extra_widths(spec.features, pair)
-    return Layout.of(spec.features, layers, target.layers, source.kv_width, target.kv_heads, widths)
+    return Layout.of(spec.features, layers, target.layers, source.kv_width, target.kv_heads, widths, kept)
 
 
 def kept_positions(length: int, skip_first: int, stride: int) -> Tensor:
@@ -139,6 +175,12 @@ class Extractor:
         cos, sin = (angles[kept] for angles in self.angles["target"])
         scaling = self.pair.target.geometry.rotary.scaling
         return [rope.strip(query[:, :, kept], cos, sin, scaling) for query in rotated]
+
+    def weights(self, rotated: LayerTensors, target: KV, clip: float) -> Iterator[Float[Tensor, " tokens"]]:
+        """What the kept tokens weigh for each target layer, in the order of the features' rows."""
+        scales = self.pair.target.softmax_scales()
+        for query, keys, scale in zip(rotated, target.keys, scales, strict=True):
+            yield token_weights(attention_received(query, keys, scale), self.kept, clip).flatten()
 
     def _block(self, source: KV, known: TargetTokens, block: Block) -> Float[Tensor, "tokens width"]:
         """The columns of one feature block at the kept tokens."""
@@ -188,21 +230,26 @@ def accumulate(
     Order, batches and dtypes do not depend on when the pass was interrupted, so neither do the sums.
     """
     length = next(iter(rows.values())).tokens.shape[1]
+    total = sum(len(r) for r in rows.values())
     random = keep_random(state.layout, state.work / RANDOM_FILE)
     extract = Extractor(pair, state.layout, length, skip_first, spec.stride, random)
     saved = time.monotonic()
     for split in CALIBRATION_SPLITS[CALIBRATION_SPLITS.index(state.split) :] if state.split else ():
         for start, ids in _batches(rows[split].tokens, spec.batch_size, state.next_row):
             source = read_source(pair, ids, state.layout.blocks)
-            target, queries = _target_pass(pair, ids, spec.metrics and split == "fit")
+            metrics = spec.metrics and split == "fit"
+            target, queries = _target_pass(pair, ids, metrics or spec.weighs(split))
             good = finite_rows(source, target)
             if not good.all():
                 queries = [query[good] for query in queries]
                 state.bad_rows += [[split, start + int(i)] for i in torch.nonzero(~good).flatten()]
                 source, target, ids = source.rows(good), target.rows(good), ids[good]
-                _check_bad(state, spec, sum(len(r) for r in rows.values()))
-            state.moments.update(*extract(source, target, ids))
-            if queries:
+                _check_bad(state, spec, total)
+            x, y = extract(source, target, ids)
+            state.moments.update(x, y)
+            if spec.weighs(split):
+                state.update_weighted(x, y, extract.weights(queries, target, spec.weight_clip))
+            if metrics:
                 state.queries.update(extract.queries(queries))
             if split == "fit":
                 for which, kv in (("source", source), ("target", target)):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -24,6 +25,7 @@ class Layout:
         outputs: the target's layers and kinds, each ``heads * dim`` columns.
         products: for every block, the blocks (itself and later ones) that it is multiplied with, ascending.
         targets: for every block, the outputs that it is multiplied with, ascending.
+        kept: the source layers that each target layer may read, ascending; None: every target layer reads all.
     """
 
     blocks: tuple[Block, ...]
@@ -33,6 +35,7 @@ class Layout:
     targets: tuple[tuple[int, ...], ...]
     heads: int
     dim: int
+    kept: tuple[tuple[int, ...], ...] | None = None
 
     @staticmethod
     def of(
@@ -42,6 +45,7 @@ class Layout:
         width: int,
         heads: int,
         extra_widths: Mapping[str, int] | None = None,
+        kept: Sequence[Sequence[int]] | None = None,
     ) -> Layout:
         """The layout that serves every choice among ``source_layers`` under ``features``.
 
@@ -49,18 +53,21 @@ class Layout:
             width: columns of one source layer's keys (all KV heads); the target's are as many for a compatible pair.
             heads: KV heads.
             extra_widths: columns of the blocks that no source layer gives, by kind.
+            kept: those of ``source_layers`` that each target layer may read; None: all of them.
         """
         outputs = tuple((layer, kind) for kind in KINDS for layer in range(target_layers))
-        designs = {kind: features.blocks(kind, source_layers) for kind in KINDS}
-        blocks = tuple(sorted(set().union(*designs.values())))
+        designs: dict[tuple[Block, ...], list[int]] = defaultdict(list)
+        for o, (layer, kind) in enumerate(outputs):
+            designs[features.blocks(kind, source_layers if kept is None else kept[layer])].append(o)
+        blocks = tuple(sorted(set().union(*designs)))
         index = {block: i for i, block in enumerate(blocks)}
         products: list[set[int]] = [set() for _ in blocks]
         targets: list[set[int]] = [set() for _ in blocks]
-        for kind, design in designs.items():
+        for design, readers in designs.items():
             members = sorted(index[block] for block in design)
             for i in members:
                 products[i].update(j for j in members if j >= i)
-                targets[i].update(o for o, output in enumerate(outputs) if output[1] == kind)
+                targets[i].update(readers)
         return Layout(
             blocks,
             tuple(width if block.is_source else (extra_widths or {})[block.kind] for block in blocks),
@@ -69,6 +76,27 @@ class Layout:
             tuple(tuple(sorted(t)) for t in targets),
             heads,
             width // heads,
+            None if kept is None else tuple(tuple(sorted(layers)) for layers in kept),
+        )
+
+    def singles(self) -> Layout:
+        """The same without products of different source layers: enough for designs of one source layer."""
+        near = [[j for j in p if self.blocks[j].layer == self.blocks[i].layer] for i, p in enumerate(self.products)]
+        return replace(self, products=tuple(tuple(p) for p in near))
+
+    def only(self, layer: int) -> Layout:
+        """What one target layer reads of it."""
+        outputs = [o for o, output in enumerate(self.outputs) if output[0] == layer]
+        members = [i for i, targets in enumerate(self.targets) if not set(outputs).isdisjoint(targets)]
+        block_at, output_at = ({old: new for new, old in enumerate(each)} for each in (members, outputs))
+        return Layout(
+            tuple(self.blocks[i] for i in members),
+            tuple(self.widths[i] for i in members),
+            tuple(self.outputs[o] for o in outputs),
+            tuple(tuple(block_at[j] for j in self.products[i] if j in block_at) for i in members),
+            tuple(tuple(output_at[o] for o in self.targets[i] if o in output_at) for i in members),
+            self.heads,
+            self.dim,
         )
 
     @property
@@ -92,8 +120,17 @@ class Layout:
 
     @property
     def source_layers(self) -> list[int]:
-        """The candidate source layers."""
+        """The candidate source layers: those that some target layer may read."""
         return sorted({block.layer for block in self.blocks if block.is_source})
+
+    def candidates(self, layer: int) -> tuple[int, ...]:
+        """The source layers that one target layer may read."""
+        return tuple(self.source_layers) if self.kept is None else self.kept[layer]
+
+    @property
+    def pairs(self) -> int:
+        """How many products of two blocks, or of a block and an output, are kept."""
+        return sum(len(p) + len(t) for p, t in zip(self.products, self.targets, strict=True))
 
     def _products_per_token(self) -> int:
         """Multiplications that one token costs, which is also the numbers kept (but for sums)."""
@@ -122,6 +159,7 @@ class Layout:
             "targets": [list(t) for t in self.targets],
             "heads": self.heads,
             "dim": self.dim,
+            **({} if self.kept is None else {"kept": [list(layers) for layers in self.kept]}),
         }
 
     @staticmethod
@@ -135,4 +173,5 @@ class Layout:
             tuple(tuple(t) for t in data["targets"]),
             data["heads"],
             data["dim"],
+            tuple(tuple(layers) for layers in data["kept"]) if "kept" in data else None,
         )

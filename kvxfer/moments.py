@@ -2,13 +2,14 @@
 
 Kept per pair of blocks that some design reads: sums of products of shifted columns. Columns are shifted by a pilot mean
 (the first batch's) before they are multiplied, since raw products lose the variance of a column whose mean is large;
-two passes are merged by Chan's rule (Chan, Golub, LeVeque 1983). Everything is float64.
+two passes are merged by Chan's rule (Chan, Golub, LeVeque 1983). Everything is float64. Where tokens have weights, all
+sums are weighted.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -37,6 +38,10 @@ class Moments:
     Args:
         layout: what is kept.
         device: where the accumulators live (a device without float64 is refused by the calibration's plan).
+
+    Attributes:
+        count: the sum of the tokens' weights, which is their number where they have none.
+        squares: the sum of the squared weights, likewise.
     """
 
     def __init__(self, layout: Layout, device: str | torch.device = "cpu") -> None:
@@ -45,7 +50,8 @@ class Moments:
 
         columns, outputs = layout.starts[-1], len(layout.outputs)
         self.layout = layout
-        self.count = 0
+        self.count: float = 0
+        self.squares: float = 0
         self.pilot_x, self.pilot_y = zeros(columns), zeros(outputs, layout.width)
         self.sum_x, self.sum_y = zeros(columns), zeros(outputs, layout.width)
         self.read = [layout.columns(products) for products in layout.products]
@@ -56,8 +62,13 @@ class Moments:
         ]
         self.square_y = zeros(outputs, layout.heads, layout.dim, layout.dim)
 
-    def update(self, x: Float[Tensor, "tokens columns"], y: Float[Tensor, "tokens outputs width"]) -> None:
-        """Add tokens: the columns of all blocks in the layout's order, and the outputs.
+    def update(
+        self,
+        x: Float[Tensor, "tokens columns"],
+        y: Float[Tensor, "tokens outputs width"],
+        weights: Float[Tensor, " tokens"] | None = None,
+    ) -> None:
+        """Add tokens: the columns of all blocks in the layout's order, and the outputs; ``weights`` are 0 or more.
 
         Products are taken on the inputs' device, block by block, and added to the accumulators.
         """
@@ -70,16 +81,29 @@ class Moments:
             self.pilot_y.copy_(y.mean(0))
         x = x - self.pilot_x.to(x.device)
         y = y - self.pilot_y.to(y.device)
-        self.count += x.shape[0]
-        self.sum_x += x.sum(0).to(home)
-        self.sum_y += y.sum(0).to(home)
+        left, top = x, y
+        if weights is None:
+            self.count, self.squares = self.count + x.shape[0], self.squares + x.shape[0]
+        else:
+            weights = weights.to(x)
+            self.count += float(weights.sum())
+            self.squares += float(weights.square().sum())
+            left, top = x * weights[:, None], y * weights[:, None, None]
+        self.sum_x += left.sum(0).to(home)
+        self.sum_y += top.sum(0).to(home)
         flat = y.flatten(1)
         for i, targets in enumerate(self.layout.targets):
-            column = x[:, self._own(i)].T
+            column = left[:, self._own(i)].T
             self.gram[i] += (column @ _pick(x, self.read[i])).to(home)
             self.cross[i] += (column @ _pick(flat, self._of_outputs(targets))).view_as(self.cross[i]).to(home)
-        by_head = y.unflatten(-1, (self.layout.heads, self.layout.dim)).permute(1, 2, 0, 3)
-        self.square_y += (by_head.mT @ by_head).to(home)
+        heads = (self.layout.heads, self.layout.dim)
+        by_head, weighed = (part.unflatten(-1, heads).permute(1, 2, 0, 3) for part in (y, top))
+        self.square_y += (weighed.mT @ by_head).to(home)
+
+    @property
+    def effective(self) -> float:
+        """Kish's effective sample size (Kish 1965): (Σw)² / Σw², the number of tokens where all weigh the same."""
+        return self.count**2 / self.squares if self.squares else 0.0
 
     def _own(self, i: int) -> slice:
         """The columns of block i."""
@@ -98,10 +122,10 @@ class Moments:
             )
         total = self.count + other.count
         merged = Moments(self.layout)
-        merged.count = total
+        merged.count, merged.squares = total, self.squares + other.squares
         if not total:
             return merged
-        means = [(m.pilot_x + m.sum_x / max(m.count, 1), m.pilot_y + m.sum_y / max(m.count, 1)) for m in (self, other)]
+        means = [(m.pilot_x + m.sum_x / (m.count or 1), m.pilot_y + m.sum_y / (m.count or 1)) for m in (self, other)]
         (ax, ay), (bx, by) = means
         share = other.count / total
         merged.pilot_x, merged.pilot_y = ax + (bx - ax) * share, ay + (by - ay) * share
@@ -119,17 +143,17 @@ class Moments:
         return merged
 
     def _centred_gram(self, i: int) -> Float[Tensor, "width read"]:
-        return self.gram[i] - torch.outer(self.sum_x[self._own(i)], self.sum_x[self.read[i]]) / max(self.count, 1)
+        return self.gram[i] - torch.outer(self.sum_x[self._own(i)], self.sum_x[self.read[i]]) / (self.count or 1)
 
     def _centred_cross(self, i: int) -> Float[Tensor, "own targets width"]:
         others = self.sum_y[list(self.layout.targets[i])]
-        return self.cross[i] - self.sum_x[self._own(i)][:, None, None] * others / max(self.count, 1)
+        return self.cross[i] - self.sum_x[self._own(i)][:, None, None] * others / (self.count or 1)
 
     def centred_square(self, outputs: list[Output] | None = None) -> Float[Tensor, "outputs heads dim dim"]:
         """Centred products of each head of the outputs (None: of all) with itself, summed over tokens."""
         wanted = self._outputs(outputs) if outputs is not None else slice(None)
         heads = self.sum_y[wanted].unflatten(-1, (self.layout.heads, self.layout.dim))
-        return self.square_y[wanted] - heads[..., :, None] * heads[..., None, :] / max(self.count, 1)
+        return self.square_y[wanted] - heads[..., :, None] * heads[..., None, :] / (self.count or 1)
 
     def _outputs(self, outputs: list[Output]) -> list[int]:
         return [self.layout.outputs.index(output) for output in outputs]
@@ -159,7 +183,7 @@ class Moments:
                     pair = f"({self.layout.blocks[i].name}, {self.layout.blocks[j].name})"
                     raise KvxferError(f"these moments hold no product {pair}: calibrate with calibration.features=both")
                 sums = torch.outer(self.sum_x[self._own(i)], self.sum_x[self._own(j)])
-                gram[here, there] = self.gram[i][:, at[j]] - sums / max(self.count, 1)
+                gram[here, there] = self.gram[i][:, at[j]] - sums / (self.count or 1)
                 gram[there, here] = gram[here, there].T.clone()
         return gram
 
@@ -181,11 +205,11 @@ class Moments:
     def mean_of(self, blocks: tuple[Block, ...]) -> Float[Tensor, " features"]:
         """The mean of a design's columns."""
         columns = self.layout.columns(self._index(blocks))
-        return (self.pilot_x + self.sum_x / max(self.count, 1))[columns]
+        return (self.pilot_x + self.sum_x / (self.count or 1))[columns]
 
     def mean_target(self, outputs: list[Output]) -> Float[Tensor, " columns"]:
         """The mean of outputs, side by side."""
-        return (self.pilot_y + self.sum_y / max(self.count, 1))[self._outputs(outputs)].flatten()
+        return (self.pilot_y + self.sum_y / (self.count or 1))[self._outputs(outputs)].flatten()
 
     def variance_target(self, outputs: list[Output]) -> Float[Tensor, " columns"]:
         """The centred sum of squares of every column of outputs, side by side."""
@@ -200,9 +224,12 @@ class Moments:
         return {name: tensor.detach().cpu().contiguous() for name, tensor in named.items()}
 
     def save(self, path: Path) -> None:
-        """Write safetensors with the layout and the count in the header."""
+        """Write safetensors with the layout and the sums of the weights in the header."""
         # One entry only: safetensors writes several in no fixed order, and equal moments should be equal files.
-        header = {"kvxfer": json.dumps({"layout": self.layout.to_dict(), "count": self.count})}
+        about = {"layout": self.layout.to_dict(), "count": self.count}
+        if self.squares != self.count:
+            about["squares"] = self.squares
+        header = {"kvxfer": json.dumps(about)}
         save_file(self.state(), path, metadata=header)
 
     @staticmethod
@@ -213,6 +240,7 @@ class Moments:
                 header = json.loads(file.metadata()["kvxfer"])
                 moments = Moments(Layout.from_dict(header["layout"]), device)
                 moments.count = header["count"]
+                moments.squares = header.get("squares", moments.count)
                 for name in moments.state():
                     kind, _, number = name.partition(".")
                     place = getattr(moments, kind)[int(number)] if number else getattr(moments, kind)
@@ -222,6 +250,25 @@ class Moments:
                 f"{path} is no readable moments file ({error}): calibrate again with force=true"
             ) from error
         return moments
+
+
+class StoredMoments(Mapping[int, Moments]):
+    """Moments of several target layers in files, read when they are asked for: together they may not fit in memory."""
+
+    def __init__(self, files: Mapping[int, Path]) -> None:
+        self._files = files
+        self._last: tuple[int, Moments] | None = None
+
+    def __getitem__(self, layer: int) -> Moments:
+        if self._last is None or self._last[0] != layer:
+            self._last = (layer, Moments.load(self._files[layer]))
+        return self._last[1]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
 
 
 def _places(widths: Sequence[int]) -> list[slice]:

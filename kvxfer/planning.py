@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from kvxfer.calibration import CalibrationSpec, kept_positions, layout_for
+from kvxfer.calibration import CALIBRATION_SPLITS, CalibrationSpec, kept_positions, layout_for
 from kvxfer.errors import KvxferError
+from kvxfer.layout import Layout
 from kvxfer.pairs import Pair
 from kvxfer.probing import probe_bytes
+from kvxfer.token_weights import WEIGHTED_SPLITS
 
 _DEVICE_SHARE = 0.6
 """Of the free device memory, what the accumulators may take; the rest is for activations."""
@@ -19,41 +22,77 @@ _DEVICE_SHARE = 0.6
 
 @dataclass(frozen=True)
 class PassPlan:
-    """Bytes, rows and time of a pass; ``home`` is where the accumulators live."""
+    """Bytes, rows and time of a pass; ``home`` is where the accumulators live.
+
+    ``weighted_bytes`` are those of all target layers' weighted moments of one split; ``first`` says what a first pass
+    over a few rows chooses, if there is one.
+    """
 
     rows: dict[str, int]
     length: int
     kept_tokens: int
-    moment_bytes: int
+    layout: Layout
+    weighted_bytes: int
     working_bytes: int
     probe_bytes: int
     home: str
     seconds: float
+    first: str | None = None
+
+    @property
+    def moment_bytes(self) -> int:
+        """Bytes of the moments of one split."""
+        return self.layout.bytes
+
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes of all moments of all splits."""
+        return len(CALIBRATION_SPLITS) * self.moment_bytes + len(WEIGHTED_SPLITS) * self.weighted_bytes
 
     def lines(self) -> list[str]:
         """For people."""
         total = sum(self.rows.values())
         rows = ", ".join(f"{count} {split}" for split, count in self.rows.items())
+        weighted = f" and {size(self.weighted_bytes)} weighted" if self.weighted_bytes else ""
         lines = [
+            *([f"two passes: {self.first}"] if self.first else []),
             f"rows: {total} of {self.length} tokens ({rows}); {self.kept_tokens:,} tokens kept",
-            f"memory: moments {_size(self.moment_bytes)} a split on {self.home}, working set "
-            f"{_size(self.working_bytes)}, on disk {_size(3 * self.moment_bytes)}",
+            f"memory: moments {'about ' if self.first else ''}{size(self.moment_bytes)}{weighted} a split on "
+            f"{self.home}, working set {size(self.working_bytes)}, on disk {size(self.disk_bytes)}",
             f"time: about {_duration(self.seconds)}",
         ]
         if self.probe_bytes:
-            lines.insert(2, f"probe: {_size(self.probe_bytes)} on disk")
+            lines.insert(-1, f"probe: {size(self.probe_bytes)} on disk")
         return lines
 
 
-def plan_pass(pair: Pair, spec: CalibrationSpec, rows: dict[str, int], length: int, skip_first: int) -> PassPlan:
+def plan_pass(
+    pair: Pair,
+    spec: CalibrationSpec,
+    rows: dict[str, int],
+    length: int,
+    skip_first: int,
+    kept: Sequence[Sequence[int]] | None = None,
+) -> PassPlan:
     """Plan a pass over loaded models.
+
+    Args:
+        kept: the source layers that each target layer keeps, once they are known; until then the plan takes the
+            ``calibration.keep_layers`` ones at its relative depth.
 
     Raises:
         KvxferError: nothing is kept, or the moments fit neither the device nor the host.
     """
-    kept = len(kept_positions(length, skip_first, spec.stride))
-    layout = layout_for(pair, spec)
-    if not kept or not min(rows.values()):
+    tokens = len(kept_positions(length, skip_first, spec.stride))
+    first = None
+    if spec.keep_layers is not None and kept is None:
+        kept = neighbours(pair, spec, spec.keep_layers)
+        first = (
+            f"a small one chooses {spec.keep_layers} source layers for each target layer "
+            "(calibration.selection_rows), the other reads all rows"
+        )
+    layout = layout_for(pair, spec, kept)
+    if not tokens or not min(rows.values()):
         raise KvxferError("no token is kept: lower corpus.skip_first or calibration.stride, or raise corpus.rows")
     probe = 0
     if spec.probe_rows:
@@ -63,18 +102,62 @@ def plan_pass(pair: Pair, spec: CalibrationSpec, rows: dict[str, int], length: i
                 "first tokens that no score counts"
             )
         probe = probe_bytes(pair, layout, min(spec.probe_rows, rows["validation"]), min(spec.probe_tokens, length))
-    in_batch = spec.batch_size * kept
+    in_batch = spec.batch_size * tokens
     working = 8 * 3 * in_batch * (layout.starts[-1] + len(layout.outputs) * layout.width)
-    home = _home(pair, layout.bytes, working)
-    tokens = sum(rows.values()) * length
-    forward = sum(m.geometry.prefill_flops(length) for m in (pair.source, pair.target)) * tokens
-    products = layout.flops_per_token * kept * sum(rows.values())
+    if spec.weights != "none":
+        # Scores and probabilities of one KV head's queries, float32.
+        working += 4 * 2 * spec.batch_size * pair.target.geometry.heads // pair.target.geometry.kv_heads * length**2
+    weighted = _weighted(layout, spec)
+    home = _home(pair, spec, layout.bytes + sum(part.bytes for part in weighted), working)
+    everything = sum(rows.values())
+    forward = sum(m.geometry.prefill_flops(length) for m in (pair.source, pair.target)) * everything * length
+    products = layout.flops_per_token * tokens * everything
+    products += sum(p.flops_per_token for p in weighted) * tokens * sum(n for s, n in rows.items() if spec.weighs(s))
     device = pair.source.device
     seconds = forward / _speed(device, pair.source.dtype) + products / _speed(device, torch.float64)
-    return PassPlan(rows, length, kept * sum(rows.values()), layout.bytes, working, probe, home, seconds)
+    weighted_bytes = sum(part.bytes for part in weighted)
+    return PassPlan(rows, length, tokens * everything, layout, weighted_bytes, working, probe, home, seconds, first)
 
 
-def _home(pair: Pair, moments: int, working: int) -> str:
+def neighbours(pair: Pair, spec: CalibrationSpec, count: int) -> list[list[int]]:
+    """For every target layer the ``count`` candidates nearest to its relative depth: a guess, for planning.
+
+    Raises:
+        KvxferError: there are fewer candidates.
+    """
+    candidates = spec.source_layers(pair.source.geometry.layers)
+    if count > len(candidates):
+        raise KvxferError(
+            f"calibration.keep_layers={count} must be from 1 to {len(candidates)}, the candidate source layers"
+        )
+    deepest = max(pair.target.geometry.layers - 1, 1)
+    places = [layer / deepest * (len(candidates) - 1) for layer in range(pair.target.geometry.layers)]
+    near = [sorted(range(len(candidates)), key=lambda i: abs(i - place))[:count] for place in places]
+    return [sorted(candidates[i] for i in own) for own in near]
+
+
+def first_pass(pair: Pair, one_layer: int) -> tuple[str, int]:
+    """Where the accumulators of a first pass live, and for how many source layers at once they fit there.
+
+    Args:
+        one_layer: bytes of both splits' moments of one source layer.
+    """
+    device = pair.source.device
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        if one_layer < (room := int(_DEVICE_SHARE * free / 2)):
+            return str(device), room // one_layer
+    return "cpu", max(1, _available_bytes() // 2 // one_layer)
+
+
+def _weighted(layout: Layout, spec: CalibrationSpec) -> list[Layout]:
+    """What the weighted moments of every target layer keep."""
+    if spec.weights == "none":
+        return []
+    return [layout.only(layer) for layer in sorted({layer for layer, _ in layout.outputs})]
+
+
+def _home(pair: Pair, spec: CalibrationSpec, moments: int, working: int) -> str:
     """The device if the accumulators fit beside the work, else the host, else an error with the number."""
     if pair.source.device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(pair.source.device)
@@ -84,11 +167,23 @@ def _home(pair: Pair, moments: int, working: int) -> str:
     needed = moments + (working if pair.source.device.type != "cuda" else 0)
     if needed > available:
         raise KvxferError(
-            f"the moments need {_size(needed)} and {_size(available)} are free: keep fewer candidate source layers "
+            f"the moments need {size(needed)} and {size(available)} are free: "
+            f"{_fitting(pair, spec, available - (needed - moments))}keep fewer candidate source layers "
             "(calibration.layers=[0,2,4,...]), a leaner design (calibration.features=same) or a smaller "
             "calibration.batch_size"
         )
     return "cpu"
+
+
+def _fitting(pair: Pair, spec: CalibrationSpec, room: int) -> str:
+    """The largest calibration.keep_layers that is likely to fit, for an error; nothing if not even one does."""
+    most = spec.keep_layers or len(spec.source_layers(pair.source.geometry.layers))
+    for count in range(most - 1, 0, -1):
+        layout = layout_for(pair, spec, neighbours(pair, spec, count))
+        needed = layout.bytes + sum(part.bytes for part in _weighted(layout, spec))
+        if needed <= room:
+            return f"set calibration.keep_layers={count}, whose moments need about {size(needed)}, or "
+    return ""
 
 
 def _available_bytes() -> int:
@@ -116,7 +211,8 @@ def _speed(device: torch.device, dtype: torch.dtype) -> float:
     return 2 * size**3 * count / elapsed
 
 
-def _size(number: int) -> str:
+def size(number: int) -> str:
+    """A number of bytes, for people."""
     value = float(number)
     for unit in ("B", "KB", "MB", "GB"):
         if value < 1000:

@@ -84,6 +84,10 @@ class CalibrationConf:
     metrics: bool = True
     probe_rows: Number = "auto"
     probe_tokens: int = 256
+    keep_layers: int | None = None
+    selection_rows: int = 64
+    weights: str = "auto"
+    weight_clip: float = 10.0
     max_bad_rows: float = 0.01
     checkpoint_minutes: float = 5.0
 

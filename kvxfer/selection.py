@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -21,7 +22,10 @@ METHODS = ("topk", "greedy", "all")
 
 @dataclass(frozen=True)
 class Selection:
-    """The outcome: scores of single source layers, and the chosen ones (ascending) per target layer and kind."""
+    """The outcome: scores of single source layers, and the chosen ones (ascending) per target layer and kind.
+
+    The score of a source layer that a target layer does not keep is minus infinity, in JSON null.
+    """
 
     candidates: list[int]
     scores: dict[str, Float[Tensor, "targets candidates"]]
@@ -32,9 +36,13 @@ class Selection:
         layers = range(len(self.scores["keys"]))
         return {
             "candidates": self.candidates,
-            **{f"r2_{kind}": self.scores[kind].tolist() for kind in KINDS},
+            **{f"r2_{kind}": _finite(self.scores[kind]) for kind in KINDS},
             **{f"chosen_{kind}": [list(self.chosen[layer, kind]) for layer in layers] for kind in KINDS},
         }
+
+
+def _finite(scores: Float[Tensor, "targets candidates"]) -> list[list[float | None]]:
+    return [[None if score == -math.inf else score for score in row] for row in scores.tolist()]
 
 
 def single_layer_scores(
@@ -52,7 +60,9 @@ def single_layer_scores(
 def ranked(
     scores: dict[str, Float[Tensor, "targets candidates"]], candidates: list[int], shared: bool
 ) -> dict[Output, list[int]]:
-    """All candidates of every target layer and kind, best first; equal scores favour the earlier layer.
+    """The candidates of every target layer and kind, best first; equal scores favour the earlier layer.
+
+    Those that a target layer does not keep, whose score is minus infinity, are left out.
 
     Args:
         shared: keys and values of a target layer use the same source layers, ranked by the mean of both scores (as in
@@ -61,14 +71,24 @@ def ranked(
     mean = torch.stack(list(scores.values())).mean(0)
     order = {}
     for kind in KINDS:
-        indices = torch.sort(mean if shared else scores[kind], dim=1, descending=True, stable=True).indices
-        for layer, row in enumerate(indices.tolist()):
-            order[layer, kind] = [candidates[i] for i in row]
+        for layer, row in enumerate(best(mean if shared else scores[kind], candidates)):
+            order[layer, kind] = row
     return order
 
 
-def check_k(k: int, candidates: list[int]) -> None:
-    """Refuse more source layers than there are."""
+def best(scores: Float[Tensor, "targets candidates"], candidates: list[int]) -> list[list[int]]:
+    """The candidates of every target layer, best first, without those whose score is minus infinity."""
+    indices = torch.sort(scores, dim=1, descending=True, stable=True).indices.tolist()
+    return [[candidates[i] for i in row if own[i] > -math.inf] for row, own in zip(indices, scores, strict=True)]
+
+
+def check_k(k: int, candidates: list[int], kept: int | None = None) -> None:
+    """Refuse more source layers than there are, or than each target layer keeps."""
+    if kept is not None and k > kept:
+        raise KvxferError(
+            f"solver.k={k} is more than the {kept} source layers that the calibration keeps for each target layer: "
+            "lower solver.k or raise calibration.keep_layers"
+        )
     if not 1 <= k <= len(candidates):
         raise KvxferError(f"solver.k={k} must be from 1 to {len(candidates)}, the source layers that were calibrated")
 
@@ -97,9 +117,9 @@ def choose_greedily(
         if shared and kind != KINDS[0]:
             chosen[target, kind] = chosen[target, KINDS[0]]
             continue
-        best: tuple[int, ...] = (layers[0],)
-        while len(best) < k:
-            options = [tuple(sorted((*best, layer))) for layer in layers[: max(pool, k)] if layer not in best]
-            best = max(options, key=lambda option: score(kind, option, target))
-        chosen[target, kind] = best
+        found: tuple[int, ...] = (layers[0],)
+        while len(found) < k:
+            options = [tuple(sorted((*found, layer))) for layer in layers[: max(pool, k)] if layer not in found]
+            found = max(options, key=lambda option: score(kind, option, target))
+        chosen[target, kind] = found
     return chosen

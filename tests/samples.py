@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,12 +37,19 @@ class Samples:
         """The columns of outputs, in float64."""
         return torch.cat([self.y[:, self.layout.outputs.index(output)] for output in outputs], dim=1).double()
 
-    def moments(self, batch: int = 64) -> Moments:
-        """Moments of all tokens, accumulated batch by batch."""
+    def moments(self, batch: int = 64, weights: Tensor | None = None) -> Moments:
+        """Moments of all tokens (with weights, if any), accumulated batch by batch."""
         moments = Moments(self.layout)
-        for x, y in zip(self.x.split(batch), self.y.split(batch), strict=True):
-            moments.update(x, y)
+        for start in range(0, len(self.x), batch):
+            span = slice(start, start + batch)
+            moments.update(self.x[span], self.y[span], None if weights is None else weights[span])
         return moments
+
+    def only(self, layer: int) -> Samples:
+        """What one target layer reads and gives."""
+        layout = self.layout.only(layer)
+        outputs = [self.layout.outputs.index(output) for output in layout.outputs]
+        return Samples(layout, torch.cat([self.block(b) for b in layout.blocks], dim=1), self.y[:, outputs])
 
     def part(self, start: int, stop: int | None) -> Samples:
         """Some of the tokens."""
@@ -59,6 +67,7 @@ def make_samples(
     mean: float = 0.0,
     noise: float = 0.3,
     local: bool = False,
+    kept: Sequence[Sequence[int]] | None = None,
 ) -> Samples:
     """Outputs that are a linear function of all blocks, plus noise; columns of mixed scale with ``mean`` deviations.
 
@@ -66,7 +75,7 @@ def make_samples(
     """
     extras = {"embedding": 5, "layer0_keys": heads * dim, "layer0_values": heads * dim, "random_relu": 7}
     extras |= {"random_products": 6, "source_hidden": 4}
-    layout = Layout.of(features, list(range(source_layers)), target_layers, heads * dim, heads, extras)
+    layout = Layout.of(features, list(range(source_layers)), target_layers, heads * dim, heads, extras, kept)
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape: int) -> Tensor:
@@ -85,13 +94,24 @@ def make_samples(
     return Samples(layout, x.float(), y.float())
 
 
-def make_splits(samples: Samples) -> Splits:
-    """The tokens as fit (a half), validation and held-out (a quarter each)."""
+def make_splits(samples: Samples, weights: Tensor | None = None) -> Splits:
+    """The tokens as fit (a half), validation and held-out (a quarter each).
+
+    Args:
+        weights: ``[target layers, tokens]`` of the weighted moments; None: every token weighs 1.
+    """
     half, quarter = len(samples.x) // 2, len(samples.x) // 4
     bounds = ((0, half), (half, half + quarter), (half + quarter, None))
     fit, validation, held_out = (samples.part(start, stop).moments() for start, stop in bounds)
+    weighted: dict[str, dict[int, Moments]] = {}
+    for split, (start, stop) in zip(("fit", "validation"), bounds, strict=False):
+        weighted[split] = {}
+        for layer in sorted({layer for layer, _ in samples.layout.outputs}):
+            part = samples.only(layer).part(start, stop)
+            own = torch.ones(len(part.x)) if weights is None else weights[layer, start:stop]
+            weighted[split][layer] = part.moments(weights=own)
     probe = make_probe(samples.part(*bounds[1]))
-    return Splits(fit, validation, held_out, make_metrics(samples.layout), probe)
+    return Splits(fit, validation, held_out, make_metrics(samples.layout), probe, weighted)
 
 
 def make_probe(samples: Samples, exact: int = 1, seed: int = 7) -> Probe:

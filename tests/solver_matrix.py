@@ -11,7 +11,7 @@ from kvxfer.features import DESIGNS, Features
 from kvxfer.metrics import Metric
 from kvxfer.penalties import Attention, Isotropic, Penalty
 from kvxfer.ranks import Full, Rank, Reduced
-from kvxfer.solvers import Auto, HeadLocal, Ridge, Solver
+from kvxfer.solvers import Auto, HeadLocal, Ridge, Solver, Weighted
 from tests.samples import reference_map
 
 Reference = Callable[[Tensor, Tensor, float, Metric], tuple[Tensor, Tensor]]
@@ -54,7 +54,9 @@ def _auto(choose: str) -> Case:
     return Case("auto", build, automatic=False)
 
 
-def _case(solver: type[Ridge] | type[HeadLocal], alpha: float | None, rank: Rank, per_block: bool = False) -> Case:
+def _case(
+    solver: type[Ridge] | type[HeadLocal] | type[Weighted], alpha: float | None, rank: Rank, per_block: bool = False
+) -> Case:
     local, reduced = solver is HeadLocal, isinstance(rank, Reduced)
 
     def penalty(lam: float | str) -> Penalty:
@@ -97,3 +99,5 @@ SOLVER_MATRIX = {
     f"{solver.name}{form}": _case(solver, *dials) for solver in (Ridge, HeadLocal) for form, dials in FORMS.items()
 }
 SOLVER_MATRIX |= {f"auto-{choose}": _auto(choose) for choose in ("layer", "one")}
+# The suite's tokens weigh 1, so its reference is that of ridge.
+SOLVER_MATRIX["weighted"] = _case(Weighted, *FORMS[""])

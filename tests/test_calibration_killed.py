@@ -17,11 +17,12 @@ import torch
 
 from kvxfer import checkpoints, moments
 from kvxfer.calibration import CALIBRATION_SPLITS, CalibrationSpec, accumulate, layout_for
-from kvxfer.checkpoints import PassState
+from kvxfer.checkpoints import PassState, weighted_file
 from kvxfer.corpus import Rows, load_rows
 from kvxfer.metrics import METRICS
 from kvxfer.pairs import Pair, PairSpec
 from kvxfer.stages.calibrate import REPORT, calibrate
+from kvxfer.token_weights import WEIGHTED_SPLITS
 from tests.calibrations import SPLIT_FILES, make_settings, remember_prefills
 
 KILLER = """
@@ -115,7 +116,8 @@ class Disk:
 
 def run_pass(pair: Pair, rows: dict[str, Rows], spec: CalibrationSpec, work: Path) -> PassState:
     """The pass, or the rest of it."""
-    state = PassState.resume(work, layout_for(pair, spec), "cpu", pair.target.geometry)
+    weighing = spec.weights != "none"
+    state = PassState.resume(work, layout_for(pair, spec), "cpu", pair.target.geometry, weighing)
     accumulate(pair, rows, spec, 4, state, lambda n: None)
     return state
 
@@ -152,6 +154,36 @@ def test_killed_between_any_two_writes(tiny_pair: Pair, tmp_path: Path, monkeypa
         disk.last, before = -1, len(calls)
         assert run(work) == expected, f"killed at change {moment} of {moments_of_change}"
         assert len(calls) - before <= 8
+
+
+def test_weighted_moments_go_on_after_a_kill(tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed after every checkpoint in turn, they are the same bits."""
+    remember_prefills(monkeypatch)
+    settings = make_settings(tiny_pair.spec, tmp_path)
+    rows = {split: load_rows(settings.corpus, tiny_pair.tokenizer, split) for split in CALIBRATION_SPLITS}
+    spec = CalibrationSpec(batch_size=5, checkpoint_minutes=0.0, layers=(1,), stride=8, weights="attention")
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    for folder in (whole, killed):
+        folder.mkdir()
+    run_pass(tiny_pair, rows, spec, whole).clear()
+    save, kills = PassState.save, 0
+
+    def kill(self: PassState) -> None:
+        save(self)
+        raise Killed
+
+    monkeypatch.setattr(PassState, "save", kill)
+    while True:
+        try:
+            run_pass(tiny_pair, rows, spec, killed).clear()
+            break
+        except Killed:
+            kills += 1
+    assert kills == 7  # two batches of fit, one of each other split, and their ends
+    names = [*SPLIT_FILES, *(weighted_file(split, layer) for split in WEIGHTED_SPLITS for layer in range(3))]
+    assert sorted(path.name for path in killed.iterdir()) == sorted(names)
+    for name in names:
+        assert (killed / name).read_bytes() == (whole / name).read_bytes(), name
 
 
 def test_checkpoints_wait_for_their_time(tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

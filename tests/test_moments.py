@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -180,3 +182,100 @@ def test_block_names_round_trip_and_wrong_ones_are_refused() -> None:
     for name in ("queries.1", "keys.x", "keys", ""):
         with pytest.raises(KvxferError, match="no block name"):
             Block.parse(name)
+
+
+def make_weights(tokens: int, seed: int = 7) -> torch.Tensor:
+    """Uneven weights, some of them 0."""
+    drawn = torch.rand(tokens, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return (drawn - 0.2).clamp_min(0) * 3
+
+
+@pytest.mark.parametrize("cuts", [[], [1, 150, 399]], ids=str)
+@pytest.mark.parametrize("mean", [0.0, 1000.0])
+def test_weighted_moments_equal_weighted_sums_over_the_raw_rows(cuts: list[int], mean: float, tmp_path: Path) -> None:
+    """In one pass, in merged shares, and from disk."""
+    samples, weights = make_samples(DESIGNS["both"], mean=mean), make_weights(400)
+    bounds = list(zip([0, *cuts], [*cuts, 400], strict=True))
+    shares = [samples.part(start, stop).moments(37, weights[start:stop]) for start, stop in bounds]
+    moments = shares[0]
+    for share in shares[1:]:
+        moments = moments.merge(share)
+    moments.save(tmp_path / "fit.safetensors")
+    moments = Moments.load(tmp_path / "fit.safetensors")
+    blocks, outputs = DESIGNS["both"].blocks("keys", [0, 2]), [(1, "keys")]
+    x, y, w = samples.design(blocks), samples.targets(outputs), weights[:, None]
+    mean_x, mean_y = (w * x).sum(0) / w.sum(), (w * y).sum(0) / w.sum()
+    a, b = x - mean_x, y - mean_y
+    assert relative_error(moments.mean_of(blocks), mean_x) < 1e-12
+    assert relative_error(moments.mean_target(outputs), mean_y) < 1e-12
+    assert relative_error(moments.design(blocks), a.T @ (w * a)) < 1e-9
+    assert relative_error(moments.targets(blocks, outputs), a.T @ (w * b)) < 1e-9
+    assert relative_error(moments.variance_target(outputs), (w * b * b).sum(0)) < 1e-9
+    assert moments.count == pytest.approx(float(w.sum()))
+    assert moments.effective == pytest.approx(float(w.sum() ** 2 / (w * w).sum()))
+    held = HeldOut(moments, blocks, outputs)
+    weight, bias = torch.full((24, 6), 0.1).double(), torch.ones(6).double()
+    residual = (w * (x @ weight + bias - y) ** 2).sum(0)
+    assert relative_error(held.residual(weight, bias), residual) < 1e-9
+
+
+def test_equal_weights_change_nothing() -> None:
+    samples = make_samples(DESIGNS["same"], mean=5.0)
+    plain, weighted = samples.moments(), samples.moments(weights=torch.full((400,), 2.0))
+    blocks = DESIGNS["same"].blocks("keys", [0, 1])
+    assert relative_error(weighted.design(blocks), 2 * plain.design(blocks)) < 1e-12
+    assert weighted.effective == plain.effective == 400
+    assert Moments(samples.layout).effective == 0
+
+
+KEPT = ((0, 2), (1, 2))
+
+
+@pytest.mark.parametrize("features", ALL, ids=lambda f: f.name)
+def test_moments_of_kept_layers_are_those_that_target_layers_read(features: Features) -> None:
+    samples = make_samples(features, mean=3.0)
+    kept = replace(samples, layout=make_samples(features, kept=KEPT).layout)
+    assert kept.layout.blocks == samples.layout.blocks
+    assert kept.layout.pairs < samples.layout.pairs
+    assert kept.layout.bytes < samples.layout.bytes
+    assert [kept.layout.candidates(layer) for layer in range(2)] == list(KEPT)
+    assert Layout.from_dict(kept.layout.to_dict()) == kept.layout
+    some, everything = kept.moments(), samples.moments()
+    for kind in KINDS:
+        for layer, layers in enumerate(KEPT):
+            blocks, output = features.blocks(kind, layers), [(layer, kind)]
+            assert torch.equal(some.design(blocks), everything.design(blocks))
+            assert torch.equal(some.targets(blocks, output), everything.targets(blocks, output))
+        with pytest.raises(KvxferError, match="hold no product"):
+            some.targets(features.blocks(kind, [1]), [(0, kind)])
+        with pytest.raises(KvxferError, match="hold no product"):
+            some.design(features.blocks(kind, [0, 1]))
+
+
+@pytest.mark.parametrize("kept", [None, KEPT], ids=["all", "kept"])
+@pytest.mark.parametrize("features", ALL, ids=lambda f: f.name)
+def test_what_one_target_layer_reads(features: Features, kept: Any) -> None:
+    samples = make_samples(features, kept=kept)
+    everything = samples.moments()
+    for layer in range(2):
+        own = samples.only(layer).moments()
+        assert own.layout.outputs == ((layer, "keys"), (layer, "values"))
+        for kind in KINDS:
+            blocks = features.blocks(kind, samples.layout.candidates(layer))
+            assert torch.equal(own.design(blocks), everything.design(blocks))
+            assert torch.equal(own.targets(blocks, [(layer, kind)]), everything.targets(blocks, [(layer, kind)]))
+            assert torch.equal(own.variance_target([(layer, kind)]), everything.variance_target([(layer, kind)]))
+
+
+def test_a_layout_of_all_layers_is_written_as_before() -> None:
+    layout = make_samples(DESIGNS["both"]).layout
+    assert set(layout.to_dict()) == {"blocks", "widths", "outputs", "products", "targets", "heads", "dim"}
+
+
+def test_single_source_layers_need_no_products_with_others() -> None:
+    samples = make_samples(DESIGNS["both"])
+    single = replace(samples, layout=samples.layout.singles()).moments()
+    blocks = DESIGNS["both"].blocks("keys", [1])
+    assert torch.equal(single.design(blocks), samples.moments().design(blocks))
+    with pytest.raises(KvxferError, match="hold no product"):
+        single.design(DESIGNS["both"].blocks("keys", [0, 1]))

@@ -61,14 +61,17 @@ def _grid(values: Sequence[Sequence[float | None]], name: str) -> Float[np.ndarr
     return grid
 
 
-def _heat_panel(axes: Axes, grid: Float[np.ndarray, "target source"], chosen: Sequence[Sequence[int]]) -> Any:
+def _heat_panel(
+    axes: Axes, grid: Float[np.ndarray, "target source"], chosen: Sequence[Sequence[int]], candidates: Sequence[int]
+) -> Any:
     """One kind's R² with the chosen source layers of each target layer outlined (dotted where cells are small)."""
     targets, sources = grid.shape
+    place = {layer: column for column, layer in enumerate(candidates)}
     small = max(targets, sources) <= NUMBERS_UP_TO
     colours = colormaps["Blues"].with_extremes(bad="#eceff2")
     image = axes.imshow(np.ma.masked_invalid(grid), cmap=colours, vmin=0.0, vmax=1.0, aspect="equal")
     for target, layers in enumerate(chosen):
-        for source in layers:
+        for source in (place[layer] for layer in layers):
             if small:
                 corner = (source - 0.44, target - 0.44)
                 axes.add_patch(Rectangle(corner, 0.88, 0.88, fill=False, edgecolor=MARK, linewidth=2.2))
@@ -81,7 +84,7 @@ def _heat_panel(axes: Axes, grid: Float[np.ndarray, "target source"], chosen: Se
                 text = f"{value:.2f}".replace("-", "\N{MINUS SIGN}")
                 axes.text(source, target, text, ha="center", va="center", color=colour, fontsize=9)
     step = 1 if small else max(1, round(max(targets, sources) / 9))
-    axes.set_xticks(range(0, sources, step))
+    axes.set_xticks(range(0, sources, step), [str(layer) for layer in candidates[::step]])
     axes.set_yticks(range(0, targets, step))
     axes.tick_params(length=0)
     if small:
@@ -98,10 +101,12 @@ def r2_heatmap(selection: Mapping[str, Any], path: Path | str) -> None:
     """Held-out R² of every source layer (across) for every target layer (down): keys left, values right, as PNG.
 
     ``selection`` has ``r2_keys`` and ``r2_values`` [target layers][source layers], ``chosen_keys`` and
-    ``chosen_values`` (source layers per target layer). Colours run from 0 to 1, the same in every figure; None is grey.
+    ``chosen_values`` (source layers per target layer), and ``candidates``, the source layers that the columns stand for
+    (0, 1, ... without it). Colours run from 0 to 1, the same in every figure; None is grey.
     """
     grids = [_grid(selection[name], name) for name in ("r2_keys", "r2_values")]
     targets, sources = grids[0].shape
+    candidates = selection.get("candidates") or range(sources)
     small = max(targets, sources) <= NUMBERS_UP_TO
     width = min(max(0.62 * sources if small else 0.13 * sources, 2.4), 4.6)
     height = min(max(width * targets / sources, 1.4), 7.0)
@@ -110,7 +115,7 @@ def r2_heatmap(selection: Mapping[str, Any], path: Path | str) -> None:
         _pad(figure)
         panels = figure.subplots(1, 2, sharey=True)
         for axes, grid, kind in zip(panels, grids, ("keys", "values"), strict=True):
-            image = _heat_panel(axes, grid, selection[f"chosen_{kind}"])
+            image = _heat_panel(axes, grid, selection[f"chosen_{kind}"], candidates)
             axes.set_title(kind.capitalize(), loc="left", fontweight="bold")
             axes.set_xlabel("source layer")
         panels[0].set_ylabel("target layer")

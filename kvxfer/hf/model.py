@@ -111,6 +111,11 @@ class LoadedModel:
             self._forward(self.body, ids, cache)
         return read_cache(cache, self.name), [found[layer] for layer in range(self.geometry.layers)]
 
+    def softmax_scales(self) -> list[float]:
+        """What each layer multiplies products of queries and keys with before the softmax."""
+        usual = self.geometry.head_dim**-0.5
+        return [float(getattr(layer.self_attn, "scaling", usual)) for layer in self.body.layers]
+
     @torch.inference_mode()
     def embeddings(self, ids: Ids) -> Float[Tensor, "batch tokens hidden"]:
         """The input embeddings of tokens, float32."""

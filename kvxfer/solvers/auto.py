@@ -52,6 +52,11 @@ class Auto(ClosedForm):
         """It decides on the probe."""
         return True
 
+    @property
+    def needs_weights(self) -> bool:
+        """Whether a candidate does."""
+        return any(solver.needs_weights for solver in self._applicable()[0].values())
+
     def steps(self, moments: Moments) -> int:
         """Those of all candidates."""
         return sum(solver.steps(moments) for solver in self._applicable()[0].values())

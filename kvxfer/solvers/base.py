@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -18,16 +18,20 @@ from kvxfer.selection import Selection
 
 @dataclass(frozen=True)
 class Splits:
-    """Moments of the three calibration splits: fit on the first, choose on the second, report on the third."""
+    """Moments of the three calibration splits: fit on the first, choose on the second, report on the third.
+
+    ``weighted`` are those whose tokens are weighed by each target layer's attention, by split and target layer.
+    """
 
     fit: Moments
     validation: Moments
     held_out: Moments
     metrics: Metrics | None = None
     probe: Probe | None = None
+    weighted: Mapping[str, Mapping[int, Moments]] | None = None
 
     def moments(self, split: str, outputs: list[Output]) -> Moments:
-        """The moments that some outputs are fitted, chosen or reported on."""
+        """The moments that some outputs are fitted, chosen or reported on, without weights."""
         return getattr(self, split)
 
 
@@ -105,6 +109,11 @@ class Solver(Protocol):
     @property
     def needs_probe(self) -> bool:
         """Whether ``fit`` can't do without ``splits.probe``; scores by attention are given wherever there is one."""
+        ...
+
+    @property
+    def needs_weights(self) -> bool:
+        """Whether ``fit`` reads ``splits.weighted``."""
         ...
 
     def steps(self, moments: Moments) -> int:

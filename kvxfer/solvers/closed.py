@@ -96,9 +96,26 @@ class ClosedForm:
         """Whether the criterion is measured on the probe."""
         return self.criterion == "attention"
 
+    @property
+    def needs_weights(self) -> bool:
+        """Whether the solver reads ``splits.weighted``."""
+        return False
+
     def parts(self, blocks: tuple[Block, ...], layout: Layout) -> list[Part]:
         """The independent solves that make up one output from a design."""
         raise NotImplementedError
+
+    def moments(self, splits: Splits, split: str, outputs: list[Output]) -> Moments:
+        """The moments that outputs are fitted, chosen or reported on; source layers are ranked by the plain ones."""
+        return splits.moments(split, outputs)
+
+    def apart(self, outputs: list[Output]) -> list[list[Output]]:
+        """The outputs of one design in groups that may share a solve."""
+        return [outputs]
+
+    def notes(self, splits: Splits, outputs: list[Output], features: int) -> dict[str, Any]:
+        """What else a record says of outputs that were solved together from so many features."""
+        return {}
 
     def steps(self, moments: Moments) -> int:
         """Single-layer fits, then one fit per target layer and kind."""
@@ -114,7 +131,7 @@ class ClosedForm:
         if self.k == "auto":
             chosen, curves = self._choose_k(engine, order, candidates)
         else:
-            k = len(candidates) if self.method == "all" else int(self.k)
+            k = _fewest(order) if self.method == "all" else int(self.k)
             chosen = self._choose(engine, order, k, candidates)
         selection = Selection(candidates, scores, chosen)
         layers: dict[Output, LinearLayer] = {}
@@ -134,7 +151,7 @@ class ClosedForm:
     def _choose(
         self, engine: Engine, order: dict[Output, list[int]], k: int, candidates: list[int]
     ) -> dict[Output, tuple[int, ...]]:
-        check_k(k, candidates)
+        check_k(k, candidates, None if engine.layout.kept is None else _fewest(order))
         if self.method == "greedy":
             return choose_greedily(engine.quick_score, order, k, self.pool, self.selection == "shared")
         return choose_top_k(order, k)
@@ -143,8 +160,8 @@ class ClosedForm:
         self, engine: Engine, order: dict[Output, list[int]], candidates: list[int]
     ) -> tuple[dict[Output, tuple[int, ...]], dict[str, Any]]:
         """The source layers at the k whose maps score best on validation, and the whole curve or curves."""
-        choices, scores = {}, {}
-        for k in sorted({min(2**power, len(candidates)) for power in range(len(candidates).bit_length() + 1)}):
+        choices, scores, most = {}, {}, _fewest(order)
+        for k in sorted({min(2**power, most) for power in range(most.bit_length() + 1)}):
             choices[k] = self._choose(engine, order, k, candidates)
             scores[k] = {
                 output: record["validation"]
@@ -165,3 +182,8 @@ class ClosedForm:
 def _best(curve: list[tuple[int, float]]) -> int:
     """The value of the best score; equal scores favour the smaller."""
     return max(curve, key=lambda point: point[1])[0]
+
+
+def _fewest(order: dict[Output, list[int]]) -> int:
+    """How many source layers every target layer has to choose from."""
+    return min(len(layers) for layers in order.values())

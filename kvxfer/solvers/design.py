@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kvxfer.features import Block
 from kvxfer.linalg import Gram
-from kvxfer.moments import Output
+from kvxfer.moments import Moments, Output
 from kvxfer.r2 import HeldOut
 from kvxfer.spectral import is_cheaper, path_residuals
 
@@ -35,6 +35,7 @@ class Design:
     """The moments of one design and the outputs that share it, gathered once.
 
     Args:
+        moments: those of a split and some outputs.
         splits: those that are gathered; ``fit`` and ``validation`` at least.
     """
 
@@ -43,10 +44,11 @@ class Design:
         engine: Engine,
         blocks: tuple[Block, ...],
         outputs: list[Output],
+        moments: Callable[[str, list[Output]], Moments],
         splits: tuple[str, ...] = ("fit", "validation", "held_out"),
     ) -> None:
         self.blocks, self.outputs, self.width = blocks, outputs, engine.layout.width
-        self.held = {name: HeldOut(engine.splits.moments(name, outputs), blocks, outputs) for name in splits}
+        self.held = {name: HeldOut(moments(name, outputs), blocks, outputs) for name in splits}
         self.cross = self.held["fit"].cross
         self.parts = engine.solver.parts(blocks, engine.layout)
         matrix = self.held["fit"].gram

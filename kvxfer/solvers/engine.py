@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -57,10 +58,15 @@ class Engine:
         return {kind: scores.amax(0) for kind, scores in self.lam_scores(layers, lams).items()}
 
     def lam_scores(self, layers: tuple[int, ...], lams: tuple[float, ...]) -> dict[str, Float[Tensor, "lams targets"]]:
-        """Validation scores, by kind, of every target layer from these source layers by ridge, at every λ."""
-        scores: dict[Output, Tensor] = {}
-        for blocks, outputs in sharing(self.solver.features, dict.fromkeys(self.layout.outputs, layers)).items():
-            design = Design(self, blocks, outputs, ("fit", "validation"))
+        """Validation scores, by kind, of every target layer from these source layers by ridge, at every λ.
+
+        A target layer that does not keep all of them cannot be scored: its score is minus infinity.
+        """
+        nothing = torch.full((len(lams),), -torch.inf, dtype=torch.float64)
+        scores: dict[Output, Tensor] = dict.fromkeys(self.layout.outputs, nothing)
+        readers = [o for o in self.layout.outputs if set(layers) <= set(self.layout.candidates(o[0]))]
+        for blocks, outputs in sharing(self.solver.features, dict.fromkeys(readers, layers)).items():
+            design = Design(self, blocks, outputs, self.splits.moments, ("fit", "validation"))
             known, rows = self._path(design, lams), []
             for lam in lams:
                 if lam not in known:
@@ -72,7 +78,15 @@ class Engine:
 
     def solve(self, blocks: tuple[Block, ...], outputs: list[Output]) -> Solved:
         """Solve one design for the outputs that share it, each with its own best setting on the validation split."""
-        design = Design(self, blocks, outputs)
+        result: Solved = {}
+        for group in self.solver.apart(outputs):
+            result |= self._solve(blocks, group)
+        return result
+
+    def _solve(self, blocks: tuple[Block, ...], outputs: list[Output]) -> Solved:
+        """The same for outputs that are solved together."""
+        design = Design(self, blocks, outputs, partial(self.solver.moments, self.splits))
+        notes = self.solver.notes(self.splits, outputs, len(design.cross))
         weight, chosen, curve = self.choose_setting(design)
         layers, ranks = zip(*(self._restrict(design, n, weight) for n in range(len(outputs))), strict=True)
         dense = torch.cat([layer.dense() for layer in layers], dim=1)
@@ -93,6 +107,7 @@ class Engine:
                 **_setting_record(own, *chosen[n]),
                 **ranks[n],
                 **{name: float(values[n]) for name, values in scores.items()},
+                **notes,
             }
             result[output] = (layer, record)
         return result

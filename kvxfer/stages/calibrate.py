@@ -7,16 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kvxfer.calibration import CALIBRATION_SPLITS, accumulate, layout_for
-from kvxfer.checkpoints import PassState
+from kvxfer.calibration import CALIBRATION_SPLITS, SELECTION_SPLITS, accumulate, layout_for
+from kvxfer.checkpoints import PassState, weighted_file
 from kvxfer.corpus import Rows, load_rows
 from kvxfer.errors import KvxferError
 from kvxfer.features import RANDOM
+from kvxfer.keeping import Kept, choose_kept
+from kvxfer.layout import Layout
 from kvxfer.loggers import RunLogger, open_loggers
 from kvxfer.metrics import METRICS, Metrics, merge_metrics, save_metrics
-from kvxfer.moments import Moments
+from kvxfer.moments import Moments, StoredMoments
 from kvxfer.pairs import Pair, load_pair
-from kvxfer.planning import plan_pass
+from kvxfer.planning import plan_pass, size
 from kvxfer.probe import PROBE, Probe, merge_probes
 from kvxfer.probing import save_probe
 from kvxfer.progress import progress
@@ -24,10 +26,11 @@ from kvxfer.random_features import RANDOM_FILE, load_random, merge_random
 from kvxfer.runs import Run, open_run, read_json, run_id, write_json
 from kvxfer.solvers import Splits
 from kvxfer.stages.settings import CalibrateSettings
+from kvxfer.token_weights import WEIGHTED_SPLITS
 
 log = logging.getLogger("kvxfer")
 
-REPORT = "calibration.json"
+REPORT, KEPT = "calibration.json", "kept_layers.json"
 
 
 def calibrate(settings: CalibrateSettings) -> Path:
@@ -47,12 +50,16 @@ def calibration_id(settings: CalibrateSettings, shard: bool = False) -> str:
 
 
 def load_splits(directory: Path) -> Splits:
-    """The moments of a finished calibration, and its metrics and probe if it kept any."""
+    """The moments of a finished calibration, and its metrics, probe and weighted moments if it kept any."""
     fit, validation, held_out = (Moments.load(directory / f"{split}.safetensors") for split in CALIBRATION_SPLITS)
     metrics = Metrics.load(directory / METRICS) if (directory / METRICS).is_file() else None
     random = load_random(fit.layout, directory / RANDOM_FILE)
     probe = Probe.load(directory / PROBE, random) if (directory / PROBE).is_file() else None
-    return Splits(fit, validation, held_out, metrics, probe)
+    weighted = None
+    if (directory / weighted_file(WEIGHTED_SPLITS[0], 0)).is_file():
+        layers = sorted({layer for layer, _ in fit.layout.outputs})
+        weighted = {s: StoredMoments({n: directory / weighted_file(s, n) for n in layers}) for s in WEIGHTED_SPLITS}
+    return Splits(fit, validation, held_out, metrics, probe, weighted)
 
 
 def _calibrate_share(settings: CalibrateSettings) -> Path:
@@ -71,35 +78,71 @@ def _calibrate_share(settings: CalibrateSettings) -> Path:
 
 
 def _run_pass(settings: CalibrateSettings, run: Run, out: RunLogger) -> None:
-    corpus = settings.corpus
+    corpus, spec = settings.corpus, settings.calibration
     pair = load_pair(settings.pair)
     pair.check_length(corpus.length, "corpus.length")
     rows = {split: load_rows(corpus, pair.tokenizer, split) for split in CALIBRATION_SPLITS}
     counts = {split: len(part) for split, part in rows.items()}
-    plan = plan_pass(pair, settings.calibration, counts, corpus.length, corpus.skip_first)
+    plan = plan_pass(pair, spec, counts, corpus.length, corpus.skip_first)
     for line in plan.lines():
         log.info(line)
+    kept = None
+    if spec.keep_layers is not None:
+        kept = _kept(pair, settings, run.work / KEPT)
+        plan = plan_pass(pair, spec, counts, corpus.length, corpus.skip_first, kept.layers)
+        _say_kept(pair, settings, plan.layout)
     total = sum(counts.values()) * corpus.length
-    layout = layout_for(pair, settings.calibration)
-    state = PassState.resume(run.work, layout, plan.home, pair.target.geometry)
+    state = PassState.resume(run.work, plan.layout, plan.home, pair.target.geometry, spec.weights != "none")
     if state.tokens_read:
         log.info("going on after %s tokens", f"{state.tokens_read:,}")
-    if settings.calibration.probe_rows:
+    if spec.probe_rows:
         # First, because it refuses models whose attention it can't follow.
-        probe = rows["validation"].tokens[: settings.calibration.probe_rows, : settings.calibration.probe_tokens]
-        save_probe(pair, probe, layout, corpus.skip_first, run.work / PROBE)
+        probe = rows["validation"].tokens[: spec.probe_rows, : spec.probe_tokens]
+        save_probe(pair, probe, plan.layout, corpus.skip_first, run.work / PROBE)
     with progress(f"calibrate {pair.name}", total, "tokens", done=state.tokens_read) as advance:
-        accumulate(pair, rows, settings.calibration, corpus.skip_first, state, advance)
-    if settings.calibration.metrics:
+        accumulate(pair, rows, spec, corpus.skip_first, state, advance)
+    if spec.metrics:
         save_metrics(run.work / METRICS, pair, state.queries, corpus.length - 1)
-    report = _report(pair, rows, state, corpus.skip_first)
+    report = _report(pair, rows, state, settings)
+    if kept is not None:
+        report["kept"] = kept.to_dict()
     _say(report)
     write_json(run.work / REPORT, report)
     _log(out, report)
     state.clear()
+    (run.work / KEPT).unlink(missing_ok=True)
 
 
-def _report(pair: Pair, rows: dict[str, Rows], state: PassState, skip_first: int) -> dict[str, Any]:
+def _kept(pair: Pair, settings: CalibrateSettings, path: Path) -> Kept:
+    """The outcome of the first pass: what a killed run has left of it, or a new one.
+
+    Every share reads the same rows, the first ones of the whole corpus, so that all keep the same layers.
+    """
+    if path.exists():
+        return Kept.from_dict(read_json(path))
+    corpus, spec = replace(settings.corpus, num_shards=1, shard_index=0), settings.calibration
+    counts = {split: min(spec.selection_rows, corpus.rows.of(split)) for split in SELECTION_SPLITS}
+    rows = {split: load_rows(corpus, pair.tokenizer, split, count) for split, count in counts.items()}
+    layers = len(spec.source_layers(pair.source.geometry.layers))
+    with progress(f"choose source layers {pair.name}", layers, "layers") as advance:
+        kept = choose_kept(pair, rows, spec, corpus.skip_first, advance)
+    write_json(path, kept.to_dict())
+    return kept
+
+
+def _say_kept(pair: Pair, settings: CalibrateSettings, layout: Layout) -> None:
+    everything = layout_for(pair, settings.calibration)
+    log.info(
+        "each target layer keeps %s source layers: %d of %d block pairs, %s of moments a split in place of %s",
+        settings.calibration.keep_layers,
+        layout.pairs,
+        everything.pairs,
+        size(layout.bytes),
+        size(everything.bytes),
+    )
+
+
+def _report(pair: Pair, rows: dict[str, Rows], state: PassState, settings: CalibrateSettings) -> dict[str, Any]:
     counts = {s: Moments.load(state.work / f"{s}.safetensors").count for s in CALIBRATION_SPLITS}
     return {
         "pair": pair.describe(),
@@ -107,10 +150,21 @@ def _report(pair: Pair, rows: dict[str, Rows], state: PassState, skip_first: int
         "rows": {split: len(part) for split, part in rows.items()},
         "rows_sha256": {split: part.digest for split, part in rows.items()},
         "kept_tokens": counts,
-        "skip_first": skip_first,
+        "skip_first": settings.corpus.skip_first,
         "skipped_rows": state.bad_rows,
         "sinks": {which: counter.report(pair.tokenizer) for which, counter in state.sinks.items()},
+        **_weights_report(settings, state.work),
     }
+
+
+def _weights_report(settings: CalibrateSettings, work: Path) -> dict[str, Any]:
+    """What tokens were weighed by, and how many the fit split is worth to every target layer."""
+    weighing = settings.calibration.weighing
+    if weighing is None:
+        return {}
+    layers = len(list(work.glob("weighted.fit.*.safetensors")))
+    effective = [Moments.load(work / weighted_file("fit", layer)).effective for layer in range(layers)]
+    return {"weights": {**weighing, "effective_tokens": effective}}
 
 
 def _say(report: dict[str, Any]) -> None:
@@ -155,11 +209,12 @@ def _merge_shares(settings: CalibrateSettings) -> Path | None:
     with open_run(settings.outputs, "calibrate", config, {}, settings.force) as run:
         if run.done:
             return run.path
-        for split in CALIBRATION_SPLITS:
-            merged = Moments.load(folders[0] / f"{split}.safetensors")
+        weighted = sorted(file.name for file in folders[0].glob("weighted.*.safetensors"))
+        for name in [*(f"{split}.safetensors" for split in CALIBRATION_SPLITS), *weighted]:
+            merged = Moments.load(folders[0] / name)
             for folder in folders[1:]:
-                merged = merged.merge(Moments.load(folder / f"{split}.safetensors"))
-            merged.save(run.work / f"{split}.safetensors")
+                merged = merged.merge(Moments.load(folder / name))
+            merged.save(run.work / name)
         if any(getattr(settings.calibration.features, kind) for kind in RANDOM):
             merge_random([folder / RANDOM_FILE for folder in folders], run.work / RANDOM_FILE)
         reports = [read_json(folder / REPORT) for folder in folders]
@@ -168,12 +223,12 @@ def _merge_shares(settings: CalibrateSettings) -> Path | None:
             merge_probes([folder / PROBE for folder in folders], count, run.work / PROBE)
         if settings.calibration.metrics:
             merge_metrics([folder / METRICS for folder in folders], run.work / METRICS)
-        write_json(run.work / REPORT, _merged_report(reports, run.work))
+        write_json(run.work / REPORT, _merged_report(reports, run.work, settings))
         log.info("merged %d shares", len(folders))
         return run.commit(merged_from=[folder.name for folder in folders])
 
 
-def _merged_report(reports: list[dict[str, Any]], work: Path) -> dict[str, Any]:
+def _merged_report(reports: list[dict[str, Any]], work: Path, settings: CalibrateSettings) -> dict[str, Any]:
     first = reports[0]
     if any(report["pair"] != first["pair"] for report in reports):
         raise KvxferError("the shares were calibrated with different checkpoints: run them again with force=true")
@@ -187,4 +242,5 @@ def _merged_report(reports: list[dict[str, Any]], work: Path) -> dict[str, Any]:
     ]
     sinks = {f"{which} (share {i})": s for i, report in enumerate(reports) for which, s in report["sinks"].items()}
     merged = {"rows": total, "kept_tokens": kept, "skipped_rows": skipped, "sinks": sinks}
+    merged |= _weights_report(settings, work)
     return {**first, **merged, "rows_sha256": [report["rows_sha256"] for report in reports]}

@@ -42,7 +42,7 @@ class CalibrateSettings:
         # Text that only evaluation reads does not change the moments.
         corpus["rows"] = {k: v for k, v in corpus["rows"].items() if k != "evaluation"}
         config: dict[str, Any] = {"pair": self.pair_identity, "corpus": corpus}
-        config["calibration"] = self.calibration.identity()
+        config["calibration"] = self.calibration.identity(self.corpus.rows)
         if shard and self.corpus.num_shards > 1:
             config["shard"] = [self.corpus.shard_index, self.corpus.num_shards]
         return config
@@ -114,7 +114,8 @@ def _probe_rows(conf: Any, needed: bool) -> int:
     return int(value)
 
 
-def _common(conf: Any, features: Features | None, needs_probe: bool = False) -> dict[str, Any]:
+def _common(conf: Any, features: Features | None, probe: bool = False, weights: bool = False) -> dict[str, Any]:
+    """What all stages share. ``features``, ``probe`` and ``weights`` are what the solver reads, where there is one."""
     pair = PairSpec(
         name=conf.pair.name,
         source=_model(conf.pair.source),
@@ -136,8 +137,10 @@ def _common(conf: Any, features: Features | None, needs_probe: bool = False) -> 
         **vars(conf.calibration),
         "features": keeps,
         "layers": None if layers is None else tuple(layers),
-        "probe_rows": _probe_rows(conf, needs_probe),
+        "probe_rows": _probe_rows(conf, probe),
     }
+    if conf.calibration.weights == "auto":
+        spec["weights"] = "attention" if weights else "none"
     if conf.logger.directory is None:
         conf.logger.directory = conf.paths.outputs
     logger = LoggerSpec(**{**vars(conf.logger), "tags": tuple(conf.logger.tags)})
@@ -227,6 +230,17 @@ def _training(conf: Any) -> dict[str, Any]:
             "calibration.metrics=false, but penalty=attention, rank.metric=attention and solver.criterion=query weigh "
             "errors by the target's attention: set calibration.metrics=true"
         )
+    keep = conf.calibration.keep_layers
+    if keep is not None and solver.k != "auto" and solver.k > keep and solver.method != "all":
+        raise KvxferError(
+            f"solver.k={solver.k} is more than calibration.keep_layers={keep}, the source layers of each target layer: "
+            "lower solver.k or raise calibration.keep_layers"
+        )
+    if solver.needs_weights and conf.calibration.weights == "none":
+        raise KvxferError(
+            f"calibration.weights=none, but solver={solver.name} weighs tokens by the target's attention: "
+            "set calibration.weights=auto"
+        )
     config = {
         "solver": _solver_identity(options),
         "penalty": penalty.to_dict(),
@@ -234,7 +248,7 @@ def _training(conf: Any) -> dict[str, Any]:
         "features": features.identity(),
     }
     return {
-        **_common(conf, features, solver.needs_probe),
+        **_common(conf, features, solver.needs_probe, solver.needs_weights),
         "solver": solver,
         "solver_config": config,
         "build_missing": conf.build_missing,

@@ -82,6 +82,8 @@ def _fit(settings: TrainSettings, run: Run, moments: Path, out: RunLogger) -> No
     }
     if fit.candidates:
         manifest["candidates"] = fit.candidates
+    if settings.solver.needs_weights:
+        manifest["weights"] = settings.calibration.weighing
     kinds = {block.kind for layer in fit.layers.values() for block in layer.blocks}
     fitted = CacheMap(fit.layers, manifest, random.only(kinds) if random else None).save(run.work)
     selection = fit.selection.to_dict()
@@ -111,6 +113,13 @@ def _warn(fit: Fit, splits: Splits) -> None:
     worse = [f"{d['kind']} of layer {d['layer']}" for d in fit.diagnostics if d["worse_than_isotropic"]]
     if worse:
         log.warning("penalty.alpha does worse than 0 (ridge) on the validation split: %s", ", ".join(worse))
+    few = [
+        f"{d['kind']} of layer {d['layer']} ({d['effective_tokens']:.0f})"
+        for d in fit.diagnostics
+        if d.get("few_tokens")
+    ]
+    if few:
+        log.warning("fewer than %d effective tokens a feature, weights counted: %s", _RARE_TOKENS, ", ".join(few))
     most = max(d["features"] for d in fit.diagnostics)
     if splits.fit.count < _RARE_TOKENS * most:
         log.warning(

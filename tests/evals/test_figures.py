@@ -41,6 +41,17 @@ def test_a_layer_without_a_score_is_left_grey(tmp_path):
     drawn(tmp_path / "r2.png")
 
 
+def test_columns_are_the_candidates(tmp_path):
+    """The chosen layers are marked in the columns that stand for them, not in those of their numbers."""
+    picked = selection(2, 2) | {"candidates": [3, 7], "chosen_keys": [[3], [7]], "chosen_values": [[3], [7]]}
+    r2_heatmap(picked, tmp_path / "r2.png")
+    numbered = selection(2, 2) | {"chosen_keys": [[0], [1]], "chosen_values": [[0], [1]]}
+    r2_heatmap(numbered, tmp_path / "numbered.png")
+    ours, theirs = drawn(tmp_path / "r2.png"), drawn(tmp_path / "numbered.png")
+    assert ours.shape == theirs.shape
+    assert 0 < (ours != theirs).any(axis=-1).mean() < 0.01  # only the numbers below the columns differ
+
+
 @pytest.mark.parametrize("grid", [[], [[0.1, 0.2], [0.3]]])
 def test_a_grid_that_is_none_is_named(tmp_path, grid):
     with pytest.raises(KvxferError, match=r"selection\.r2_values"):

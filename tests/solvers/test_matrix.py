@@ -67,7 +67,7 @@ def test_a_map_is_complete(case: Case, features: Features, mode: str) -> None:
         features_read = splits.fit.layout.width_of(layer.blocks)
         assert layer.dense().shape == (features_read, WIDTH)
         solver = next(d.get("solver", case.solver) for d in fit.diagnostics if (d["layer"], d["kind"]) == output)
-        assert layer.groups == (1 if solver == "ridge" else HEADS)
+        assert layer.groups == (HEADS if solver == "head_local" else 1)
         assert layer.weight.shape[1] == features_read // layer.groups
         # Candidates of auto choose by themselves.
         if mode == "shared" and case.solver != "auto":
