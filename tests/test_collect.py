@@ -10,7 +10,9 @@ import pytest
 
 from kvxfer.collect import Wanted, collect, dumps, main
 from kvxfer.errors import KvxferError
-from tests.small_runs import TOY_EVAL, results_of, run, toy_models
+from kvxfer.reports.data import MapResult, Scores
+from kvxfer.stages.train import train_id
+from tests.small_runs import TOY_EVAL, results_of, run, settings_of, toy_models
 
 LAMS = ("0.001", "1.0")
 
@@ -39,6 +41,13 @@ def test_a_collection_has_what_the_runs_have(outputs: Path) -> None:
         keys = [layer["r2_held_out"] for layer in diagnostics if layer["kind"] == "keys"]
         assert one["r2_held_out"]["keys"] == pytest.approx(sum(keys) / len(keys), abs=1e-5)
         assert one["calibration"]["kept_tokens"] > 0
+
+
+def test_the_command_of_a_map_asks_for_that_map(outputs: Path, tiny_folders: tuple[Path, Path]) -> None:
+    for one in collect(outputs, Wanted())["maps"]:
+        asked = MapResult(one, Scores.read(one["scores"])).overrides.split()
+        settings = settings_of("evaluate", outputs, *toy_models(tiny_folders), *asked)
+        assert train_id(settings) == one["runs"]["train"]
 
 
 def test_collecting_again_writes_the_same_and_no_place(outputs: Path, tmp_path: Path, capsys) -> None:

@@ -65,6 +65,9 @@ class Baseline:
 
 
 _DEFAULTS = {"method": "topk", "selection": "shared", "selection_lam": 0.001, "criterion": "r2", "pool": 6}
+_NOT_ASKED = ("name", "convention")
+"""What an option says of itself beside its settings."""
+
 _GROUPS = ("solver", "penalty", "rank", "features")
 
 
@@ -125,7 +128,9 @@ class MapResult:
         for group in _GROUPS:
             found.append(f"{group}={self.name(group)}")
             for key, value in self.data["settings"][group].items():
-                usual = key == "name" or group == "features" or value in (None, "auto") or _DEFAULTS.get(key) == value
+                usual = (
+                    key in _NOT_ASKED or group == "features" or value in (None, "auto") or _DEFAULTS.get(key) == value
+                )
                 if not usual and (key, value) != ("metric", "isotropic"):
                     found.append(f"{group}.{key}={json.dumps(value).replace(' ', '')}")
         return " ".join(part.replace('"', "") for part in found)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from kvxfer.errors import KvxferError
 from kvxfer.evals.figures import COLOURS, DPI, INK, LINE, MUTED, STYLE
@@ -42,10 +43,12 @@ def frontier_figure(pair: PairResults, path: Path) -> None:
             "source alone", (1, 0), (-4, 4), xycoords=("axes fraction", "data"), textcoords="offset points"
         ).set(ha="right", color=COLOURS["source"], fontsize=9)
         axes.set_xscale("log")
-        axes.xaxis.set_major_formatter("{x:g} %")
-        axes.yaxis.set_major_formatter("{x:g} %")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter("{x:g} %")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set_xlabel("cost per token, in per cent of the target's prefill")
-        axes.set_ylabel("gap recovered, nats")
+        axes.set_ylabel("gap recovered, nats (drawn from \N{MINUS SIGN}100 % up)")
         axes.grid(color=LINE, linewidth=0.8)
         axes.set_axisbelow(True)
         axes.tick_params(length=0, labelcolor=MUTED)
