@@ -126,6 +126,9 @@ def test_an_evaluate_sweep_ends_with_perplexity(settings: list[str]) -> None:
     done = command("evaluate", settings, "-cd", "sweeps", "-cn", "ridge_lambda", "penalty.lam=0.01,1.0", "solver.k=1")
     assert done.returncode == 0, done.stderr
     *_, summary, figure = done.stdout.splitlines()
+    # Each job tells one line; only the sweep prints a table.
+    assert done.stderr.count("gap recovered") == 2
+    assert "Zeroed cache" not in done.stdout
     rows = rows_of(summary)
     assert [float(row["penalty.lam"]) for row in rows] == [0.01, 1.0]
     assert all(float(row["perplexity"]) > 1 and float(row["nats_low"]) <= float(row["nats"]) for row in rows)
