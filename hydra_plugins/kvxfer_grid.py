@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.hydra_config import HydraConfig
@@ -17,6 +18,7 @@ from kvxfer.cli import one_line, wrong_option
 from kvxfer.config import job_config, plain, save_job, stage_of, to_settings, value_of
 from kvxfer.errors import KvxferError
 from kvxfer.sweeps.jobs import Job, job_file, sweep_id
+from kvxfer.sweeps.skipping import read_skip, without_skipped
 
 log = logging.getLogger("kvxfer")
 
@@ -26,8 +28,18 @@ class GridSweeper(BasicSweeper):
 
     Every job is composed and validated before the first one starts, and runs from the config that was validated, also
     when a YAML file is edited meanwhile. Any launcher may run the jobs. Parameters are those of the basic sweeper:
-    ``params`` (the grid; what the command line gives wins) and ``max_batch_size``.
+    ``params`` (the grid; what the command line gives wins) and ``max_batch_size``; and ``skip``, a list of combinations
+    that are left out, each a mapping from swept keys to a value or a list of them.
     """
+
+    def __init__(
+        self,
+        max_batch_size: int | None = None,
+        params: Mapping[str, Any] | None = None,
+        skip: Sequence[Any] = (),
+    ) -> None:
+        super().__init__(max_batch_size, dict(params or {}))
+        self.skip = skip
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Keep what the jobs need; the task knows its stage."""
@@ -64,7 +76,8 @@ class GridSweeper(BasicSweeper):
     def _batches(self, arguments: list[str]) -> list[list[list[str]]]:
         parser = OverridesParser.create(config_loader=self.loader)
         overrides = parser.parse_overrides([*self._parse_config(), *arguments])
-        return self.split_arguments(overrides, self.max_batch_size)
+        batches = self.split_arguments(overrides, self.max_batch_size)
+        return without_skipped(batches, read_skip(self.skip))
 
     def _composed(self, grid: list[list[str]]) -> list[Job]:
         """All jobs, or one error that names the first bad one."""

@@ -134,7 +134,9 @@ def _sweep_job(stage: str, job: Any) -> Outcome:
 def _run(stage: str, cfg: DictConfig, group: str | None = None) -> list[Path]:
     """The stage's paths; heavy imports happen here, so that --help is quick."""
     settings = to_settings(stage, cfg, group)
-    result: Path | list[Path] = getattr(importlib.import_module(f"kvxfer.stages.{stage}"), stage)(settings)
+    # A sweep ends with a table of all its jobs; each one's own would bury it.
+    quiet = {"show": False} if stage == "evaluate" and group is not None else {}
+    result: Path | list[Path] = getattr(importlib.import_module(f"kvxfer.stages.{stage}"), stage)(settings, **quiet)
     return result if isinstance(result, list) else [result]
 
 

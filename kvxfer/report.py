@@ -1,4 +1,7 @@
-"""A reader's view of results.json: report.md, the console's table and the figures; and writing all of them."""
+"""A reader's view of results.json: report.md, the console's table and the figures; and writing all of them.
+
+As a command, ``python -m kvxfer.report results/`` makes the tables of docs/results.md (``kvxfer.reports``).
+"""
 
 from __future__ import annotations
 
@@ -204,3 +207,9 @@ def write_results(results: Results, directory: Path | str) -> tuple[Path, Path]:
     report.write_text(render_report(results), encoding="utf-8")
     data.write_text(_dumps(results) + "\n", encoding="utf-8")
     return report, data
+
+
+if __name__ == "__main__":
+    from kvxfer.reports.page import main
+
+    main()

@@ -30,6 +30,7 @@ RECORD = "run.json"
 VERSIONS = {
     "calibrate": 2,  # 1: first; 2: query metrics beside the moments
     "train": 2,  # 1: first; 2: maps may be factored, and are chosen by more dials
+    "baseline": 1,  # 1: first
     "evaluate": 1,  # 1: first
     "compare": 1,  # 1: first
 }
@@ -42,7 +43,7 @@ def run_id(stage: str, config: dict[str, Any], inputs: dict[str, str]) -> str:
     """Twelve hex digits that name the question.
 
     Args:
-        stage: calibrate, train or evaluate.
+        stage: one of VERSIONS.
         config: the scientific config: no device, paths or logger.
         inputs: the ids of the runs that this one reads, by role.
     """

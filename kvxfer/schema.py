@@ -162,6 +162,7 @@ class EvalConf:
     batch_size: int = 25
     generate: bool = True
     seed: int = 0
+    conditions: str = "all"
 
 
 @dataclass

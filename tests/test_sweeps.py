@@ -23,9 +23,10 @@ from hydra.plugins.launcher import Launcher
 from small_corpora import text_spec, tokenizer_of
 
 from kvxfer import cli
-from kvxfer.config import compose, job_config, load_job, plain, save_job
+from kvxfer.config import compose, job_config, load_job, plain, save_job, to_settings
 from kvxfer.corpus import RowCounts, load_rows
 from kvxfer.errors import KvxferError
+from kvxfer.stages.calibrate import calibration_id
 from kvxfer.sweeps.figure import draw, geometric
 from kvxfer.sweeps.jobs import Job, Outcome, sweep_id
 from kvxfer.sweeps.measures import Measure
@@ -125,6 +126,9 @@ def test_an_evaluate_sweep_ends_with_perplexity(settings: list[str]) -> None:
     done = command("evaluate", settings, "-cd", "sweeps", "-cn", "ridge_lambda", "penalty.lam=0.01,1.0", "solver.k=1")
     assert done.returncode == 0, done.stderr
     *_, summary, figure = done.stdout.splitlines()
+    # Each job tells one line; only the sweep prints a table.
+    assert done.stderr.count("gap recovered") == 2
+    assert "Zeroed cache" not in done.stdout
     rows = rows_of(summary)
     assert [float(row["penalty.lam"]) for row in rows] == [0.01, 1.0]
     assert all(float(row["perplexity"]) > 1 and float(row["nats_low"]) <= float(row["nats"]) for row in rows)
@@ -186,6 +190,61 @@ def test_one_wrong_value_starts_nothing(
     assert "\n" not in end
     assert not launched
     assert not list(tmp_path.iterdir())
+
+
+def test_a_grid_leaves_out_what_it_skips(
+    launched: list[list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    skip = "hydra.sweeper.skip=[{solver.k: [2, 3], features: same}, {features: both, solver.k: 1}]"
+    run(monkeypatch, "train", "-m", "solver.k=1,2,3", "features=same,both", skip, f"paths.outputs={tmp_path}")
+    assert [tuple(job[:2]) for job in launched] == [
+        ("solver.k=1", "features=same"),
+        ("solver.k=2", "features=both"),
+        ("solver.k=3", "features=both"),
+    ]
+    assert len(list(tmp_path.glob("sweeps/*/jobs/*.yaml"))) == 3
+
+
+def test_the_grid_of_maps_skips_only_what_heads_cannot_read(
+    launched: list[list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run(monkeypatch, "evaluate", "-cd", str(SWEEPS), "-cn", "maps", "eval=mapped", f"paths.outputs={tmp_path}")
+    heads = {o for job in launched if "solver=head_local" in job for o in job if o.startswith("features=")}
+    assert heads == {"features=same", "features=both", "features=previous"}
+    assert {o for job in launched for o in job if o == "features=relu"}
+    calibrations = {
+        calibration_id(
+            to_settings(
+                "evaluate",
+                compose(
+                    "evaluate",
+                    [
+                        "calibration.features=previous+embedding+layer0+relu",
+                        *(o for o in job if not o.startswith("hydra")),
+                    ],
+                ),
+            )
+        )
+        for job in launched
+    }
+    assert len(calibrations) == 1
+
+
+@pytest.mark.parametrize(
+    ("skip", "message"),
+    [
+        ("[{solver.j: 1}]", "hydra.sweeper.skip: solver.j is not swept"),
+        ("[{solver.k: [1, 2]}]", "hydra.sweeper.skip leaves out every job of the grid"),
+        ("[7]", "hydra.sweeper.skip: 7 is no combination"),
+    ],
+)
+def test_a_wrong_skip_starts_nothing(
+    skip: str, message: str, launched: list[list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    end = run(monkeypatch, "train", "-m", "solver.k=1,2", f"hydra.sweeper.skip={skip}", f"paths.outputs={tmp_path}")
+    assert message in end
+    assert "\n" not in end
+    assert not launched
 
 
 def test_a_grid_of_another_command_is_refused(

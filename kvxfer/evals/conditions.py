@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,11 +17,17 @@ from kvxfer.kv import KV
 from kvxfer.pairs import Pair
 from kvxfer.plan import Plan
 
-HANDED = ("identity", "mapped", "mapped_all", "floor", "raw_copy", "wrong_donor")
-"""Conditions under which the target goes on from a cache that it is handed."""
+GIVEN = ("identity", "floor", "raw_copy")
+"""Conditions that hand the target a cache that no map has touched."""
 
 PRUNED = ("ancestor_copy",)
 """More of them, for a pair whose source was pruned from its target."""
+
+MAPPED = ("mapped", "mapped_all", "wrong_donor")
+"""Conditions that depend on the map; all others are the same for every map of a pair."""
+
+HANDED = ("identity", "mapped", "mapped_all", "floor", "raw_copy", "wrong_donor")
+"""All conditions under which the target goes on from a cache that it is handed, in the order of a table."""
 
 OWN = ("ceiling", "source", "no_context")
 """Conditions without a handed cache; they do not depend on the plan."""
@@ -50,42 +57,51 @@ def own_conditions(pair: Pair, prompt: Int64[Tensor, "batch prompt"], context: i
     }
 
 
-def handed_conditions(
+def given_conditions(pair: Pair, plan: Plan, prompt: Int64[Tensor, "batch prompt"]) -> dict[str, Prepared]:
+    """Every condition that hands the target a cache of the prompt less its held-back tokens and needs no map."""
+    first, stop = plan.mapped_span(prompt.shape[1])
+    head, tail = prompt[:, :stop], prompt[:, stop:]
+    exact = pair.target.prefill(head)
+    read = pair.source.prefill(head)
+    copied = pair.rotated("target", relative_depth(pair.content("source", read), exact.layers))
+    caches = {"identity": exact, "floor": exact.zeros(), "raw_copy": _planned(exact, copied, first)}
+    if (ancestry := find_ancestry(pair)) is not None:
+        caches["ancestor_copy"] = _planned(exact, ancestry.copy(read), first)
+    return {name: Prepared(pair.target, cache, tail) for name, cache in caches.items()}
+
+
+def mapped_conditions(
     pair: Pair,
     mapper: Mapper,
     plan: Plan,
     prompt: Int64[Tensor, "batch prompt"],
     donors: Int64[Tensor, "batch prompt"],
+    wanted: Sequence[str] = MAPPED,
 ) -> dict[str, Prepared]:
-    """Every condition that hands the target a cache of the prompt less its held-back tokens.
+    """The conditions that hand the target a mapped cache of the prompt less its held-back tokens.
 
     Args:
         donors: for each row, the prompt whose mapped cache it gets in the wrong-donor control.
+        wanted: which of ``MAPPED``; only these are computed.
     """
     first, stop = plan.mapped_span(prompt.shape[1])
     head, tail = prompt[:, :stop], prompt[:, stop:]
     exact = pair.target.prefill(head)
-    read = read_source(pair, head, mapper.extras)
-    content = pair.content("source", read)
-    mapped = pair.rotated("target", mapper.map(content, head))
-    others = donors[:, :stop]
-    donated = mapper.map(pair.content("source", read_source(pair, others, mapper.extras)), others)
-    copied = pair.rotated("target", relative_depth(content, exact.layers))
 
-    def planned(cache: KV) -> KV:
-        return KV.join([exact.span(0, first), cache.span(first, stop)])
+    def transferred(tokens: Int64[Tensor, "batch head"]) -> KV:
+        content = pair.content("source", read_source(pair, tokens, mapper.extras))
+        return pair.rotated("target", mapper.map(content, tokens))
 
-    caches = {
-        "identity": exact,
-        "mapped": planned(mapped),
-        "mapped_all": mapped,
-        "floor": exact.zeros(),
-        "raw_copy": planned(copied),
-        "wrong_donor": planned(pair.rotated("target", donated)),
-    }
-    if (ancestry := find_ancestry(pair)) is not None:
-        caches["ancestor_copy"] = planned(ancestry.copy(read))
-    return {name: Prepared(pair.target, cache, tail) for name, cache in caches.items()}
+    mapped = transferred(head)
+    caches = {"mapped": _planned(exact, mapped, first), "mapped_all": mapped}
+    if "wrong_donor" in wanted:
+        caches["wrong_donor"] = _planned(exact, transferred(donors[:, :stop]), first)
+    return {name: Prepared(pair.target, caches[name], tail) for name in MAPPED if name in wanted}
+
+
+def _planned(exact: KV, cache: KV, first: int) -> KV:
+    """The first tokens exact, the rest from the other cache."""
+    return KV.join([exact.span(0, first), cache.span(first, cache.tokens)])
 
 
 def relative_depth(content: KV, layers: int) -> KV:

@@ -8,12 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvxfer.apply import Mapper
-from kvxfer.evals.conditions import HANDED, OWN, PRUNED, Prepared, handed_conditions, own_conditions
+from kvxfer.evals.conditions import HANDED, OWN, PRUNED, Prepared
 from kvxfer.evals.items import Batch, Item
 from kvxfer.evals.scoring import score
-from kvxfer.pairs import Pair
-from kvxfer.plan import Plan
 
 Records = dict[str, dict[str, Any]]
 
@@ -43,10 +40,8 @@ def add_scores(records: Records, name: str, prepared: Prepared, batch: Batch, st
 
 @torch.inference_mode()
 def evaluate_items(
-    pair: Pair,
-    mapper: Mapper,
-    plan: Plan,
     batches: list[Batch],
+    conditions: Callable[[Batch], dict[str, Prepared]],
     stop: int | None,
     advance: Callable[[int], None],
     baselines: Records | None = None,
@@ -54,14 +49,13 @@ def evaluate_items(
     """Score every batch under every condition.
 
     Args:
+        conditions: what the target is handed for a batch, by condition.
         stop: the token that ends a free answer, or None for no free answers.
-        baselines: records whose conditions without a handed cache are taken over instead of computed again.
+        baselines: records of the same items; those of their conditions that are not prepared are taken over.
     """
     records = empty_records([item for batch in batches for item in batch.items])
     for batch in batches:
-        prepared = handed_conditions(pair, mapper, plan, batch.prompt, batch.donors)
-        if baselines is None:
-            prepared = {**own_conditions(pair, batch.prompt, batch.context), **prepared}
+        prepared = conditions(batch)
         for name in (*OWN, *HANDED, *PRUNED):
             if name in prepared:
                 add_scores(records, name, prepared[name], batch, stop)

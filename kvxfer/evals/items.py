@@ -13,6 +13,8 @@ from torch import Tensor
 from kvxfer.corpus import CorpusSpec, load_rows, toy_stories
 from kvxfer.errors import KvxferError
 
+CONDITIONS = ("all", "mapped")
+
 
 @dataclass(frozen=True)
 class EvalSpec:
@@ -26,8 +28,11 @@ class EvalSpec:
     batch_size: int = 25
     generate: bool = True
     seed: int = 0
+    conditions: str = "all"
 
     def __post_init__(self) -> None:
+        if self.conditions not in CONDITIONS:
+            raise KvxferError(f"eval.conditions={self.conditions!r} is neither 'all' nor 'mapped'")
         for key, least in (("stories", 2), ("questions", 1), ("batch_size", 2), ("seed", 0)):
             if getattr(self, key) < least:
                 raise KvxferError(f"eval.{key}={getattr(self, key)} must be {least} or more")
@@ -35,6 +40,11 @@ class EvalSpec:
             raise KvxferError(f"eval.length={self.length} must be 8 tokens or more, or null")
         if self.prefix is not None and self.prefix < 2:
             raise KvxferError(f"eval.prefix={self.prefix} must be 2 tokens or more, or null")
+
+    def identity(self) -> dict[str, Any]:
+        """What decides the numbers. All conditions are what was always scored, and go unsaid."""
+        left_out = {"conditions"} if self.conditions == "all" else set()
+        return {key: value for key, value in vars(self).items() if key not in left_out}
 
 
 @dataclass(frozen=True)

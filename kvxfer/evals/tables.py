@@ -11,7 +11,7 @@ from kvxfer.errors import KvxferError
 SCHEMA = 1
 NOTHING = "\N{EN DASH}"
 Number = float | int
-REQUIRED_CONDITIONS = ("ceiling", "source", "mapped", "mapped_all", "floor", "raw_copy", "wrong_donor", "no_context")
+REQUIRED_CONDITIONS = ("ceiling", "source", "mapped", "floor", "raw_copy", "no_context")
 
 # One line per key that must be present; "*" stands for every key of that object. All but "schema" may be null where a
 # task has no such quantity. Objects may hold more keys than these.
@@ -23,7 +23,8 @@ RESULTS_SCHEMA: dict[str, str] = {
     "map": "run_id, sha256, solver, penalty, lam, rank, features, k, parameters, bytes, flops_per_token, "
     "bytes_read_per_token (source cache and whatever else the map reads, as bfloat16), bytes_written_per_token "
     "(target cache), and share_of_prefill_flops (share of the target's prefill FLOPs per token)",
-    "conditions": "by name: ceiling, source, mapped, mapped_all, floor, raw_copy, wrong_donor, no_context and others",
+    "conditions": "by name: ceiling, source, mapped, floor, raw_copy, no_context; with eval.conditions=all also "
+    "mapped_all, wrong_donor and others",
     "conditions.*.accuracy": "share of items answered right by log-likelihood, 0 to 1",
     "conditions.*.accuracy_ci": "[low, high], 95 %: Wilson, widened to the bootstrap over documents",
     "conditions.*.perplexity": "exp of nats",
@@ -35,7 +36,7 @@ RESULTS_SCHEMA: dict[str, str] = {
     "conditions.*.gap_recovered": "(accuracy - source) / (ceiling - source), null without a gap",
     "conditions.*.gap_recovered_nats": "(source - nats) / (source - ceiling), null without a gap",
     "conditions.*.n": "items",
-    "tests": "mapped_vs_source, mapped_vs_ceiling, mapped_all_vs_source, mapped_all_vs_ceiling: first minus second; "
+    "tests": "mapped_vs_source, mapped_vs_ceiling, and both of mapped_all if it was scored: first minus second; "
     "mapped_vs_ancestor_copy where the source was pruned from the target (results then have ancestry too)",
     "tests.mapped_vs_source": "the comparison that decides",
     "tests.*.accuracy_p": "exact McNemar, two-sided, over items",

@@ -12,16 +12,19 @@ from rich.console import Console
 from kvxfer.ancestry import find_ancestry
 from kvxfer.apply import Mapper
 from kvxfer.errors import KvxferError
-from kvxfer.evals.evaluation import Records, evaluate_items, held_back_question
-from kvxfer.evals.gates import run_gates
-from kvxfer.evals.items import Batch, batches, text_items, toy_items
+from kvxfer.evals.conditions import MAPPED, Prepared, mapped_conditions
+from kvxfer.evals.evaluation import Records, evaluate_items
+from kvxfer.evals.items import Batch
 from kvxfer.evals.statistics import summarise
+from kvxfer.evals.tables import number, percent
 from kvxfer.loggers import RunLogger, open_loggers
 from kvxfer.maps import CacheMap
 from kvxfer.pairs import Pair, load_pair
+from kvxfer.plan import Plan
 from kvxfer.progress import progress
 from kvxfer.report import terminal_table, write_results
 from kvxfer.runs import RECORD, Run, environment, open_run, read_json
+from kvxfer.stages.baseline import Baselines, ask, find_baselines
 from kvxfer.stages.settings import EvaluateSettings, dials, label
 from kvxfer.stages.train import SELECTION, train, train_id
 
@@ -29,13 +32,17 @@ log = logging.getLogger("kvxfer")
 
 
 def evaluate(settings: EvaluateSettings, show: bool = True) -> list[Path]:
-    """Evaluate a map (or find that it was) and return the paths of report.md and results.json."""
+    """Evaluate a map (or find that it was) and return the paths of report.md and results.json.
+
+    Args:
+        show: print the table; otherwise one line is logged.
+    """
     directory = find_map(settings)
     cache_map = CacheMap.load(directory)
     corpus = settings.corpus.identity()
     config = {
         "plan": vars(settings.plan),
-        "eval": vars(settings.eval),
+        "eval": settings.eval.identity(),
         "corpus": {k: v for k, v in corpus.items() if k not in ("rows", "skip_first")}
         | {"rows": corpus["rows"]["evaluation"]},
         "pair": settings.pair_identity,
@@ -54,9 +61,18 @@ def evaluate(settings: EvaluateSettings, show: bool = True) -> list[Path]:
                 _log(out, results, run.work)
             run.commit()
             cache_map.add_evidence(directory, run.id, _evidence(results))
+    results = read_json(run.path / "results.json")
     if show:
-        Console().print(terminal_table(read_json(run.path / "results.json")))
+        Console().print(terminal_table(results))
+    else:
+        log.info("%s: %s", results["title"], _line(results["conditions"]["mapped"]))
     return [run.path / "report.md", run.path / "results.json"]
+
+
+def _line(row: dict[str, Any]) -> str:
+    """A mapped cache in one line, for a sweep or a comparison that ends with a table of its own."""
+    right = "" if row["accuracy"] is None else f"{percent(row['accuracy'])} right, "
+    return f"{right}{number(row['nats'])} nats per token, gap recovered {percent(row['gap_recovered_nats'])} in nats"
 
 
 def find_map(settings: EvaluateSettings) -> Path:
@@ -88,27 +104,24 @@ def _columns(settings: EvaluateSettings, cache_map: CacheMap) -> dict[str, Any]:
 def _evaluate(settings: EvaluateSettings, run: Run, cache_map: CacheMap, directory: Path) -> dict[str, Any]:
     pair = load_pair(settings.pair)
     cache_map.require(pair.describe())
-    length = settings.eval.length or settings.corpus.length
-    pair.check_length(length, "eval.length" if settings.eval.length else "corpus.length")
-    toy = settings.corpus.kind == "toy"
-    items = (
-        toy_items(settings.eval, pair.tokenizer, length)
-        if toy
-        else text_items(settings.eval, settings.corpus, pair.tokenizer, length)
-    )
-    parts = list(batches(items, settings.eval.batch_size))
-    gates = run_gates(pair, parts[0])
+    asked = ask(settings, pair)
+    baselines = find_baselines(settings, pair, asked)
     mapper = Mapper(cache_map, pair.target.device, pair=pair)
-    stop = pair.tokenizer.convert_tokens_to_ids(".") if toy and settings.eval.generate else None
-    total = len(items) * (2 if toy else 1)
-    with progress(f"evaluate {pair.name}", total, "items") as advance:
-        records = evaluate_items(pair, mapper, settings.plan, parts, stop, advance)
+    wanted = MAPPED if settings.eval.conditions == "all" else ("mapped",)
+
+    def score(plan: Plan, known: Records) -> Records:
+        def conditions(batch: Batch) -> dict[str, Prepared]:
+            return mapped_conditions(pair, mapper, plan, batch.prompt, batch.donors, wanted)
+
+        return evaluate_items(asked.batches, conditions, asked.stop, advance, baselines=known)
+
+    with progress(f"evaluate {pair.name}", asked.items * (1 if baselines.second is None else 2), "items") as advance:
+        records = score(settings.plan, baselines.records)
         tables = {}
-        if toy:
-            question = settings.plan.holding_back(held_back_question(parts[0]))
-            second = evaluate_items(pair, mapper, question, parts, stop, advance, baselines=records)
+        if baselines.second is not None:
+            second = score(asked.question(settings.plan), baselines.second)
             tables["story_only"] = summarise(list(second.values()))
-    return _results(settings, run, cache_map, directory, pair, parts, records, gates, tables)
+    return _results(settings, run, cache_map, directory, pair, asked.prompt, records, baselines, tables)
 
 
 def _results(
@@ -117,13 +130,12 @@ def _results(
     cache_map: CacheMap,
     directory: Path,
     pair: Pair,
-    parts: list[Batch],
+    prompt: int,
     records: Records,
-    gates: list[dict[str, Any]],
+    baselines: Baselines,
     tables: dict[str, Any],
 ) -> dict[str, Any]:
     m = cache_map.manifest
-    prompt = parts[0].prompt.shape[1]
     ancestry = find_ancestry(pair)
     return {
         "schema": 1,
@@ -146,11 +158,16 @@ def _results(
         **summarise(list(records.values())),
         "tables": tables,
         "ancestry": None if ancestry is None else ancestry.to_dict(),
-        "gates": gates,
+        "gates": baselines.gates,
         "selection": read_json(directory / SELECTION) if (directory / SELECTION).is_file() else None,
         "items": list(records.values()),
         "provenance": {
-            "inputs": {"train": directory.name, "map": cache_map.hash, "calibrate": m["calibration"]},
+            "inputs": {
+                "train": directory.name,
+                "map": cache_map.hash,
+                "calibrate": m["calibration"],
+                "baseline": baselines.id,
+            },
             "config": run.record["config"],
             "prompt_tokens": prompt,
             "plan": vars(settings.plan),

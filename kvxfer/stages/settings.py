@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any
 
@@ -156,10 +156,11 @@ def _common(conf: Any, features: Features | None, probe: bool = False, weights: 
 
 
 def design(name: str, key: str) -> Features:
-    """A named design, or an error that names the key."""
-    if name not in DESIGNS:
+    """A named design, or several joined by ``+``; an error names the key."""
+    parts = name.split("+")
+    if not set(parts) <= set(DESIGNS):
         raise KvxferError(f"{key}={name!r} is none of {', '.join(DESIGNS)}")
-    return DESIGNS[name]
+    return reduce(Features.joined, (DESIGNS[part] for part in parts))
 
 
 def _choice(options: dict[str, Any], name: str, key: str) -> Any:

@@ -9,7 +9,7 @@ import torch
 
 from kvxfer.apply import Mapper
 from kvxfer.errors import KvxferError
-from kvxfer.evals.conditions import HANDED, OWN, handed_conditions, own_conditions, relative_depth
+from kvxfer.evals.conditions import HANDED, OWN, given_conditions, mapped_conditions, own_conditions, relative_depth
 from kvxfer.evals.items import Item, batches, donors_of
 from kvxfer.evals.scoring import token_log_likelihoods
 from kvxfer.features import DESIGNS, KINDS
@@ -44,7 +44,8 @@ def mapper(tiny_pair: Pair) -> Mapper:
 
 @pytest.fixture(scope="module")
 def prepared(tiny_pair, mapper, prompt):
-    return handed_conditions(tiny_pair, mapper, PLAN, prompt, prompt[DONORS])
+    given = given_conditions(tiny_pair, PLAN, prompt)
+    return {**given, **mapped_conditions(tiny_pair, mapper, PLAN, prompt, prompt[DONORS])}
 
 
 def same(a: KV, b: KV, atol: float = 0.0) -> bool:
@@ -53,7 +54,7 @@ def same(a: KV, b: KV, atol: float = 0.0) -> bool:
 
 
 def test_every_condition_is_there_and_reads_the_same_prompt(tiny_pair, prepared, prompt):
-    assert tuple(prepared) == HANDED
+    assert set(prepared) == set(HANDED)
     for one in prepared.values():
         assert one.model is tiny_pair.target
         assert one.past.tokens == PROMPT - PLAN.hold_back

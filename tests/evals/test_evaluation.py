@@ -12,11 +12,16 @@ from typing import Any
 import pytest
 import torch
 
+from kvxfer.apply import Mapper
 from kvxfer.errors import KvxferError
-from kvxfer.evals.conditions import HANDED, OWN
+from kvxfer.evals.conditions import HANDED, OWN, given_conditions, mapped_conditions, own_conditions
+from kvxfer.evals.scoring import score
 from kvxfer.maps import CacheMap
+from kvxfer.pairs import load_pair
+from kvxfer.report import terminal_table, validate_results
+from kvxfer.stages.baseline import ask
 from kvxfer.toy.recipe import RECIPES, build_model, save
-from tests.small_runs import TOY_EVAL, results_of, run, toy_models
+from tests.small_runs import TOY_EVAL, results_of, run, settings_of, toy_models
 
 CONDITIONS = {*HANDED, *OWN}
 
@@ -79,6 +84,67 @@ def test_the_second_table_hands_over_the_story_alone(done):
     for name in OWN:
         assert first[name]["nats"] == second[name]["nats"]
     assert first["mapped"]["nats"] != second["mapped"]["nats"]
+
+
+def test_shared_baselines_change_no_number(done, overrides):
+    """Every condition of every item, scored on its own as if there were no baselines to take over."""
+    outputs, results = done
+    settings = settings_of("evaluate", outputs, *overrides)
+    pair = load_pair(settings.pair)
+    asked = ask(settings, pair)
+    mapper = Mapper(CacheMap.load(outputs / "train" / results["map"]["run_id"]), pair=pair)
+    items = {item["id"]: item for item in results["items"]}
+    with torch.inference_mode():
+        for batch in asked.batches:
+            prepared = {
+                **own_conditions(pair, batch.prompt, batch.context),
+                **given_conditions(pair, settings.plan, batch.prompt),
+                **mapped_conditions(pair, mapper, settings.plan, batch.prompt, batch.donors),
+            }
+            for name, one in prepared.items():
+                for item, scored in zip(batch.items, score(one, batch.items, asked.stop), strict=True):
+                    record = items[item.id]
+                    assert record["nats"][name] == scored.nats
+                    assert (record["correct"][name], record["generated"][name]) == (scored.correct, scored.generated)
+
+
+def test_a_second_map_costs_only_its_own_conditions(done, overrides, monkeypatch):
+    outputs, results = done
+
+    def never(*_: Any) -> None:
+        raise AssertionError("baselines were scored again")
+
+    for name in ("own_conditions", "given_conditions", "run_gates"):
+        monkeypatch.setattr(f"kvxfer.stages.baseline.{name}", never)
+    other = results_of(run("evaluate", outputs, *overrides, "penalty.lam=1.0"))
+    assert other["map"]["sha256"] != results["map"]["sha256"]
+    assert other["gates"] == results["gates"]
+    for item, before in zip(other["items"], results["items"], strict=True):
+        assert {c: item["nats"][c] for c in OWN} == {c: before["nats"][c] for c in OWN}
+    assert other["provenance"]["inputs"]["baseline"] == results["provenance"]["inputs"]["baseline"]
+    assert len(list((outputs / "baseline").glob("[!.]*"))) == 1
+
+
+def test_the_mapped_cache_alone_scores_the_same(done, overrides):
+    outputs, results = done
+    alone = results_of(run("evaluate", outputs, *overrides, "eval=mapped"))
+    validate_results(alone)
+    assert alone["tables"] == {}
+    for item, full in zip(alone["items"], results["items"], strict=True):
+        assert set(item["nats"]) == CONDITIONS - {"mapped_all", "wrong_donor"}
+        assert item["nats"] == {name: full["nats"][name] for name in item["nats"]}
+        assert item["generated"] == {}
+    assert terminal_table(alone).row_count == len(CONDITIONS) - 2
+
+
+def test_conditions_go_unsaid_in_the_id_of_a_full_evaluation(done):
+    _, results = done
+    assert "conditions" not in results["provenance"]["config"]["eval"]
+
+
+def test_unknown_conditions_are_refused(overrides, tmp_path):
+    with pytest.raises(KvxferError, match=r"eval\.conditions='some' is neither 'all' nor 'mapped'"):
+        run("evaluate", tmp_path, *overrides, "eval.conditions=some")
 
 
 def test_evidence_lies_beside_the_map_and_names_it(done):

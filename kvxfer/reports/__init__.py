@@ -1,0 +1,1 @@
+"""What committed results say: the generated parts of docs/results.md."""

@@ -1,0 +1,215 @@
+"""Committed results (see ``kvxfer.collect``) as arrays, and which of a pair's maps may be compared with one another."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from kvxfer.collect import SCHEMA
+from kvxfer.errors import KvxferError
+from kvxfer.evals.intervals import gap_recovered, gap_recovered_nats
+
+Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Nats of every item (summed over its tokens), and whether it was answered right, where there are answers."""
+
+    nats: Float[np.ndarray, " items"]
+    correct: Bool[np.ndarray, " items"] | None
+
+    @staticmethod
+    def read(data: Json) -> Scores:
+        """Scores as ``kvxfer.collect`` writes them."""
+        right = data["correct"]
+        flags = None if right is None else np.array([letter == "1" for letter in right], dtype=bool)
+        return Scores(np.array(data["nats"], dtype=np.float64), flags)
+
+    @property
+    def accuracy(self) -> float | None:
+        """Share of right answers."""
+        return None if self.correct is None else float(self.correct.mean())
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The items of an evaluation and their scores under every condition that needs no map."""
+
+    id: str
+    documents: list[str]
+    tokens: Float[np.ndarray, " items"]
+    conditions: dict[str, Scores]
+
+    def per_token(self, scores: Scores) -> float:
+        """Nats per scored token."""
+        return float(scores.nats.sum() / self.tokens.sum())
+
+    def gap(self, scores: Scores) -> float | None:
+        """Gap recovered in nats; None where the ceiling does not beat the source."""
+        found = [self.per_token(each) for each in (scores, self.conditions["source"], self.conditions["ceiling"])]
+        return gap_recovered_nats(*found)
+
+    def gap_accuracy(self, scores: Scores) -> float | None:
+        """Gap recovered in accuracy; None without answers or without a gap."""
+        own, source, ceiling = (s.accuracy for s in (scores, self.conditions["source"], self.conditions["ceiling"]))
+        return None if own is None or source is None or ceiling is None else gap_recovered(own, source, ceiling)
+
+
+_DEFAULTS = {"method": "topk", "selection": "shared", "selection_lam": 0.001, "criterion": "r2", "pool": 6}
+_NOT_ASKED = ("name", "convention")
+"""What an option says of itself beside its settings."""
+
+_GROUPS = ("solver", "penalty", "rank", "features")
+
+
+@dataclass(frozen=True)
+class MapResult:
+    """One map: what was asked for, what it costs and what it scored."""
+
+    data: Json
+    scores: Scores
+
+    def name(self, group: str) -> str:
+        """The option of ``solver``, ``penalty``, ``rank`` or ``features``."""
+        return str(self.data["settings"][group]["name"])
+
+    def dial(self, group: str, key: str) -> Any:
+        """A value of an option, as it was asked for; None if the option has no such key."""
+        return self.data["settings"][group].get(key)
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """Its row: solver, penalty, rank and features."""
+        return tuple(self.name(group) for group in _GROUPS)
+
+    @property
+    def share(self) -> float:
+        """Cost per token as a share of the target's prefill."""
+        return float(self.data["cost"]["share_of_prefill_flops"])
+
+    @property
+    def r2(self) -> float:
+        """Mean held-out R² of keys and values."""
+        return (self.data["r2_held_out"]["keys"] + self.data["r2_held_out"]["values"]) / 2
+
+    @property
+    def corpus(self) -> str:
+        """The text that it was calibrated on, as a text to compare; what calibrations keep of it does not matter."""
+        return json.dumps(self.data["calibration"]["corpus"], sort_keys=True)
+
+    @property
+    def tuned(self) -> bool:
+        """Whether λ, α and rank were left to the validation split, as far as its options have them."""
+        dials = (self.dial("penalty", "lam"), self.dial("penalty", "alpha"), self.dial("rank", "r"))
+        return all(value in (None, "auto") for value in dials) and self.dial("rank", "metric") in (None, "isotropic")
+
+    def settings_without(self, *left_out: tuple[str, str]) -> str:
+        """All settings but some ``(group, key)``, and the calibration's text, as a text to compare."""
+        kept = {
+            group: {key: value for key, value in values.items() if (group, key) not in left_out}
+            for group, values in self.data["settings"].items()
+            if (group, "*") not in left_out
+        }
+        return json.dumps(kept, sort_keys=True) + self.corpus
+
+    @property
+    def overrides(self) -> str:
+        """The command line that asks for this map, less its pair and what is usual."""
+        found = []
+        for group in _GROUPS:
+            found.append(f"{group}={self.name(group)}")
+            for key, value in self.data["settings"][group].items():
+                usual = (
+                    key in _NOT_ASKED or group == "features" or value in (None, "auto") or _DEFAULTS.get(key) == value
+                )
+                if not usual and (key, value) != ("metric", "isotropic"):
+                    found.append(f"{group}.{key}={json.dumps(value).replace(' ', '')}")
+        return " ".join(part.replace('"', "") for part in found)
+
+
+@dataclass(frozen=True)
+class PairResults:
+    """The maps of a pair that were asked the same: those of the baseline that most of them share."""
+
+    name: str
+    baseline: Baseline
+    maps: list[MapResult]
+
+    @cached_property
+    def calibrated_alike(self) -> list[MapResult]:
+        """The maps of the text that most of them were calibrated on."""
+        usual = _commonest(one.corpus for one in self.maps)
+        return [one for one in self.maps if one.corpus == usual]
+
+    @cached_property
+    def rows(self) -> dict[tuple[str, ...], MapResult]:
+        """One map for each solver, penalty, rank and features: dials left to validation, the rest as in most maps.
+
+        Which one it is does not depend on any score: picking the best would favour rows with more tries.
+        """
+        return one_each([one for one in self.calibrated_alike if one.tuned])
+
+
+def one_each(maps: Sequence[MapResult]) -> dict[tuple[str, ...], MapResult]:
+    """For each row the map whose k, method, selection and criterion are those of most maps."""
+    usual = {key: _commonest(str(one.dial("solver", key)) for one in maps) for key in ("k", *_DEFAULTS)}
+
+    def unusual(one: MapResult) -> tuple[int, str]:
+        return sum(str(one.dial("solver", key)) != value for key, value in usual.items()), one.settings_without()
+
+    found: dict[tuple[str, ...], MapResult] = {}
+    for one in sorted(maps, key=unusual):
+        found.setdefault(one.key, one)
+    return found
+
+
+def _commonest(values: Iterable[str]) -> str:
+    """The commonest of some texts; of equally common ones the first in the alphabet."""
+    counts = Counter(values)
+    return min(counts, key=lambda text: (-counts[text], text), default="")
+
+
+def load_results(folder: Path) -> dict[str, PairResults]:
+    """Every pair of the committed JSON files of a folder.
+
+    Raises:
+        KvxferError: there is none, or one is not what ``kvxfer.collect`` writes.
+    """
+    files = sorted(folder.glob("*.json"))
+    if not files:
+        raise KvxferError(f"no JSON in {folder}: write some with python -m kvxfer.collect outputs {folder}/<pair>.json")
+    pairs: dict[str, tuple[dict[str, Baseline], dict[str, MapResult]]] = {}
+    for file in files:
+        try:
+            data = json.loads(file.read_text(encoding="utf-8"))
+            if data["schema"] != SCHEMA:
+                raise KvxferError(f"{file}: schema {data['schema']} is not {SCHEMA}: collect it again")
+            baselines, maps = pairs.setdefault(data["pair"]["name"], ({}, {}))
+            baselines |= {key: _baseline(key, value) for key, value in data["baselines"].items()}
+            maps |= {one["runs"]["evaluate"]: MapResult(one, Scores.read(one["scores"])) for one in data["maps"]}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise KvxferError(f"{file} is no collected result ({error}): write it with kvxfer.collect") from error
+    return {name: _pair(name, *parts) for name, parts in sorted(pairs.items())}
+
+
+def _baseline(identifier: str, data: Json) -> Baseline:
+    conditions = {name: Scores.read(scores) for name, scores in data["conditions"].items()}
+    tokens = np.array(data["items"]["tokens"], dtype=np.float64)
+    return Baseline(identifier, list(data["items"]["document"]), tokens, conditions)
+
+
+def _pair(name: str, baselines: Mapping[str, Baseline], maps: Mapping[str, MapResult]) -> PairResults:
+    usual = _commonest(one.data["runs"]["baseline"] for one in maps.values())
+    if usual not in baselines:
+        raise KvxferError(f"results of {name}: no map, or its baselines {usual} are missing; collect it again")
+    alike = [maps[key] for key in sorted(maps) if maps[key].data["runs"]["baseline"] == usual]
+    return PairResults(name, baselines[usual], alike)

@@ -1,0 +1,116 @@
+"""``python -m kvxfer.report results/``: the generated parts of docs/results.md. All else in it is written by hand."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from kvxfer.errors import KvxferError
+from kvxfer.reports.data import PairResults, load_results
+from kvxfer.reports.findings import findings_table
+from kvxfer.reports.tables import best_table, calibration_table, figure_name, frontier_table, maps_table
+
+TABLES: dict[str, Callable[[PairResults], list[str]]] = {
+    "maps": maps_table,
+    "frontier": frontier_table,
+    "calibration": calibration_table,
+    "best": best_table,
+}
+"""Tables about one pair, whose name follows; ``findings`` is about all of them."""
+
+END = "<!-- end table -->"
+_BEGIN = re.compile(r"^<!-- begin table: (.*) -->$")
+
+
+def blocks(text: str) -> list[str]:
+    """The names of a page's generated blocks, in order.
+
+    Raises:
+        KvxferError: a block begins in another, or does not end.
+    """
+    names, inside = [], None
+    for line in text.splitlines():
+        begins = _BEGIN.match(line)
+        if begins and inside is None:
+            inside = begins.group(1)
+            names.append(inside)
+        elif begins:
+            raise KvxferError(f"table {begins.group(1)!r} begins in table {inside!r}: end that with {END}")
+        elif line == END:
+            inside = None
+    if inside is not None:
+        raise KvxferError(f"table {inside!r} does not end: write {END} after it")
+    return names
+
+
+def render(text: str, results: Mapping[str, PairResults]) -> str:
+    """A page with every block made anew; all other lines as they are.
+
+    Raises:
+        KvxferError: a block's table is unknown, or its pair has no results.
+    """
+    made = {name: _table(name, results) for name in blocks(text)}
+    lines, inside = [], False
+    for line in text.splitlines():
+        inside = inside and line != END
+        if not inside:
+            lines.append(line)
+        if begins := _BEGIN.match(line):
+            lines += ["", *made[begins.group(1)]]
+            inside = True
+    return "\n".join(lines) + "\n"
+
+
+def _table(name: str, results: Mapping[str, PairResults]) -> list[str]:
+    if name == "findings":
+        return findings_table(results.values())
+    kind, _, pair = name.partition(" ")
+    if kind not in TABLES:
+        raise KvxferError(f"table {name!r} is none of {', '.join(f'{each} PAIR' for each in TABLES)}, findings")
+    if pair not in results:
+        raise KvxferError(
+            f"table {name!r}: no results of pair {pair!r} (there are {', '.join(results)}): write results/{pair}.json "
+            "with kvxfer.collect, or remove the block"
+        )
+    return TABLES[kind](results[pair])
+
+
+def figures(text: str) -> dict[str, str]:
+    """The pairs whose frontier a page shows, with the figure's path beside the page."""
+    pairs = [name.partition(" ")[2] for name in blocks(text) if name.startswith("frontier ")]
+    return {pair: f"figures/{figure_name(pair)}" for pair in pairs}
+
+
+def write(page: Path, folder: Path) -> None:
+    """Make a page's blocks and figures anew from the results in a folder."""
+    from kvxfer.reports.figures import frontier_figure
+
+    try:
+        text = page.read_text(encoding="utf-8")
+    except OSError as error:
+        raise KvxferError(f"{page} cannot be read ({error.strerror}): name the page with --page") from error
+    results = load_results(folder)
+    made = render(text, results)
+    for pair, path in figures(text).items():
+        frontier_figure(results[pair], page.parent / path)
+    temporary = page.with_name(f".{page.name}.tmp")
+    temporary.write_text(made, encoding="utf-8")
+    os.replace(temporary, page)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command; exits with 1 and one line on a mistake."""
+    parser = argparse.ArgumentParser("python -m kvxfer.report", description="Rewrite the tables of docs/results.md.")
+    parser.add_argument("results", type=Path, help="the folder of collected JSON, e.g. results/")
+    parser.add_argument("--page", type=Path, help="the page to rewrite (default: docs/results.md beside the folder)")
+    given = parser.parse_args(arguments)
+    page = given.page or given.results.resolve().parent / "docs" / "results.md"
+    try:
+        write(page, given.results)
+    except KvxferError as error:
+        sys.exit(f"error: {error}")
+    print(os.path.relpath(page))

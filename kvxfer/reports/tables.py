@@ -1,0 +1,168 @@
+"""The tables about one pair. Each is a function of its results that gives Markdown lines."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from kvxfer.errors import KvxferError
+from kvxfer.evals.markdown import table
+from kvxfer.evals.statistics import MOST_NATS
+from kvxfer.evals.tables import NOTHING, number, p_value, percent, perplexity, points, quantity
+from kvxfer.evals.wording import condition_name
+from kvxfer.reports.comparing import Difference, difference, holm
+from kvxfer.reports.data import MapResult, PairResults, Scores, one_each
+
+PLAIN = ("ridge", "isotropic", "full", "same")
+"""The row that the others are compared with."""
+
+BASELINES = ("ceiling", "source", "raw_copy", "ancestor_copy", "floor")
+
+
+def require(pair: PairResults, maps: Sequence[object], what: str, grid: str) -> None:
+    """KvxferError where there is nothing to show."""
+    if not maps:
+        raise KvxferError(
+            f"results of {pair.name} have no {what}: run python evaluate.py -cd sweeps -cn {grid} pair={pair.name} "
+            "eval=mapped and collect again"
+        )
+
+
+def quality(pair: PairResults, scores: Scores) -> tuple[str, ...]:
+    """Accuracy, perplexity, nats and gap recovered, for cells."""
+    nats = pair.baseline.per_token(scores)
+    shown = perplexity(math.exp(nats)) if nats < MOST_NATS else NOTHING
+    gaps = (percent(pair.baseline.gap(scores)), percent(pair.baseline.gap_accuracy(scores)))
+    return (percent(scores.accuracy), shown, number(nats), *gaps)
+
+
+QUALITY = ("Accuracy", "Perplexity", "Nats per token", "Gap recovered (nats)", "Gap recovered (accuracy)")
+
+
+def maps_table(pair: PairResults) -> list[str]:
+    """Every solver, penalty, rank and features at its own tuned setting, beside the baselines, best first."""
+    rows = pair.rows
+    require(pair, list(rows), "map whose λ, α and rank are auto", "maps")
+    if PLAIN not in rows:
+        raise KvxferError(
+            f"results of {pair.name} have no plain ridge to compare with: run python evaluate.py pair={pair.name} "
+            "eval=mapped solver=ridge penalty=isotropic rank=full features=same and collect again"
+        )
+    others = [key for key in rows if key != PLAIN]
+    found = {key: difference(rows[key].scores, rows[PLAIN].scores, pair.baseline) for key in others}
+    corrected = dict(zip(others, holm([found[key].p for key in others]), strict=True))
+    answers = [(key, p) for key in others if (p := found[key].accuracy_p) is not None]
+    corrected_answers = dict(zip((key for key, _ in answers), holm([p for _, p in answers]), strict=True))
+    lines: list[tuple[float, list[str]]] = []
+    for key, one in rows.items():
+        cells = [*key, *quality(pair, one.scores)]
+        cells += _against(found.get(key), corrected.get(key), corrected_answers.get(key))
+        cells += _beaten(pair, one)
+        cells += [percent(one.share), quantity(one.data["cost"]["parameters"]), *_r2(one)]
+        lines.append((pair.baseline.per_token(one.scores), cells))
+    for name in BASELINES:
+        if (scores := pair.baseline.conditions.get(name)) is not None:
+            cells = [f"**{condition_name(name, short=True)}**", *[NOTHING] * 3, *quality(pair, scores)]
+            lines.append((pair.baseline.per_token(scores), [*cells, *[NOTHING] * 12]))
+    header = (
+        *("Solver", "Penalty", "Rank", "Features", *QUALITY, "Δ nats", "p", "p (Holm)", "Δ accuracy", "p", "p (Holm)"),
+        *("Source", "Ancestors' copy", "Prefill share", "Parameters", "R² keys", "R² values"),
+    )
+    cells_only = [cells for _, cells in sorted(lines, key=lambda line: (line[0], line[1]))]
+    said = (
+        f"{len(rows)} maps, {len(pair.baseline.documents)} items of {len(set(pair.baseline.documents))} documents. "
+        "Δ: against plain ridge (`solver=ridge penalty=isotropic rank=full features=same`); paired t over documents "
+        "for nats, exact McNemar over items for accuracy, each corrected for all rows (Holm). Source, ancestors' copy: "
+        "better or worse than it in nats (p of the paired t, not corrected). Prefill share: FLOPs per token of the "
+        "target's prefill."
+    )
+    return [said, "", *table(header, cells_only)]
+
+
+def _against(found: Difference | None, corrected: float | None, corrected_answers: float | None) -> list[str]:
+    if found is None:
+        return [NOTHING] * 6
+    nats = [number(found.nats, sign=True), p_value(found.p), p_value(corrected)]
+    return [*nats, points(found.accuracy), p_value(found.accuracy_p), p_value(corrected_answers)]
+
+
+def _beaten(pair: PairResults, one: MapResult) -> list[str]:
+    known = pair.baseline.conditions
+    return [
+        difference(one.scores, known[name], pair.baseline).said if name in known else NOTHING
+        for name in ("source", "ancestor_copy")
+    ]
+
+
+def _r2(one: MapResult) -> list[str]:
+    return [number(one.data["r2_held_out"][kind]) for kind in ("keys", "values")]
+
+
+def front(pair: PairResults) -> list[MapResult]:
+    """The maps that no other of the same calibration text beats in nats at the same cost or less, cheapest first."""
+    found: list[MapResult] = []
+    ordered = sorted(
+        pair.calibrated_alike, key=lambda m: (m.share, pair.baseline.per_token(m.scores), m.settings_without())
+    )
+    for one in ordered:
+        if not found or pair.baseline.per_token(one.scores) < pair.baseline.per_token(found[-1].scores):
+            found.append(one)
+    return found
+
+
+def frontier_table(pair: PairResults) -> list[str]:
+    """The Pareto front of cost and nats, under its figure."""
+    rows = [
+        (
+            f"`{one.overrides}`",
+            percent(one.share),
+            quantity(one.data["cost"]["parameters"]),
+            *quality(pair, one.scores),
+            difference(one.scores, pair.baseline.conditions["source"], pair.baseline).said,
+        )
+        for one in front(pair)
+    ]
+    figure = f"![Gap recovered against cost](figures/{figure_name(pair.name)})"
+    header = ("Setting", "Prefill share", "Parameters", *QUALITY, "Source")
+    return [figure, "", f"The front of {len(pair.calibrated_alike)} maps:", "", *table(header, rows)]
+
+
+def figure_name(pair: str) -> str:
+    """The file of a pair's frontier, beside docs/results.md in figures/."""
+    return f"frontier_{pair}.png"
+
+
+def calibration_table(pair: PairResults) -> list[str]:
+    """Plain ridge of every design against how many tokens it was fitted on."""
+    plain = [one for one in pair.maps if one.tuned and one.key[:3] == PLAIN[:3]]
+    found: dict[tuple[str, int, str], MapResult] = {}
+    for text in sorted({one.corpus for one in plain}):
+        for key, one in one_each([each for each in plain if each.corpus == text]).items():
+            found[key[3], one.data["calibration"]["kept_tokens"], text] = one
+    require(pair, list(found), "plain ridge", "calibration_size")
+    rows = []
+    for (features, tokens, _), one in sorted(found.items(), key=lambda item: item[0]):
+        corpus = one.data["calibration"]["corpus"]
+        cells = (features, f"{corpus['name']}, seed {corpus['seed']}", f"{tokens:,}", f"{one.data['columns']:,}")
+        rows.append((*cells, f"{tokens / one.data['columns']:.1f}", *quality(pair, one.scores), *_r2(one)))
+    header = ("Features", "Text", "Fit tokens", "Columns", "Tokens per column", *QUALITY, "R² keys", "R² values")
+    return table(header, rows)
+
+
+def best_table(pair: PairResults) -> list[str]:
+    """The map with the lowest nats, and the cheapest that is not shown to be worse than it."""
+    maps = pair.calibrated_alike
+    require(pair, maps, "map", "maps")
+    best = min(maps, key=lambda m: (pair.baseline.per_token(m.scores), m.share, m.settings_without()))
+    close = [m for m in maps if m is best or difference(m.scores, best.scores, pair.baseline).outcome() != "worse"]
+    cheapest = min(close, key=lambda m: (m.share, pair.baseline.per_token(m.scores), m.settings_without()))
+    rows = []
+    for name, one in (("Best", best), ("Cheapest within noise of it", cheapest)):
+        p = NOTHING if one is best else p_value(difference(one.scores, best.scores, pair.baseline).p)
+        command = f"`python evaluate.py pair={pair.name} {one.overrides}`"
+        rows.append((name, *quality(pair, one.scores), p, percent(one.share), command))
+    said = (
+        f"The best of {len(maps)} maps on these very items, so part of its lead is luck. Within noise: the paired "
+        "t-test over documents shows no difference in nats (p ≥ 0.05, not corrected)."
+    )
+    return [said, "", *table(("", *QUALITY, "p against the best", "Prefill share", "Command"), rows)]
