@@ -14,7 +14,7 @@ from kvxfer.apply import Mapper
 from kvxfer.errors import KvxferError
 from kvxfer.evals.evaluation import Records, evaluate_items, held_back_question
 from kvxfer.evals.gates import run_gates
-from kvxfer.evals.items import Batch, batches, text_items, toy_items
+from kvxfer.evals.items import Batch, Item, batches, choice_items, text_items, toy_items
 from kvxfer.evals.statistics import summarise
 from kvxfer.loggers import RunLogger, open_loggers
 from kvxfer.maps import CacheMap
@@ -91,11 +91,7 @@ def _evaluate(settings: EvaluateSettings, run: Run, cache_map: CacheMap, directo
     length = settings.eval.length or settings.corpus.length
     pair.check_length(length, "eval.length" if settings.eval.length else "corpus.length")
     toy = settings.corpus.kind == "toy"
-    items = (
-        toy_items(settings.eval, pair.tokenizer, length)
-        if toy
-        else text_items(settings.eval, settings.corpus, pair.tokenizer, length)
-    )
+    items = _items(settings, pair, length)
     parts = list(batches(items, settings.eval.batch_size))
     gates = run_gates(pair, parts[0])
     mapper = Mapper(cache_map, pair.target.device, pair=pair)
@@ -109,6 +105,14 @@ def _evaluate(settings: EvaluateSettings, run: Run, cache_map: CacheMap, directo
             second = evaluate_items(pair, mapper, question, parts, stop, advance, baselines=records)
             tables["story_only"] = summarise(list(second.values()))
     return _results(settings, run, cache_map, directory, pair, parts, records, gates, tables)
+
+
+def _items(settings: EvaluateSettings, pair: Pair, length: int) -> list[Item]:
+    """What is asked: about the toy's stories, which text follows a prefix, or the text itself."""
+    if settings.corpus.kind == "toy":
+        return toy_items(settings.eval, pair.tokenizer, length)
+    task = choice_items if settings.eval.choices else text_items
+    return task(settings.eval, settings.corpus, pair.tokenizer, length)
 
 
 def _results(
