@@ -161,6 +161,8 @@ class EvalConf:
     prefix: int | None = None
     batch_size: int = 25
     generate: bool = True
+    choices: int = 0
+    answer: int = 16
     seed: int = 0
     conditions: str = "all"
 

@@ -27,12 +27,18 @@ class EvalSpec:
     prefix: int | None = None
     batch_size: int = 25
     generate: bool = True
+    choices: int = 0
+    answer: int = 16
     seed: int = 0
     conditions: str = "all"
 
     def __post_init__(self) -> None:
         if self.conditions not in CONDITIONS:
             raise KvxferError(f"eval.conditions={self.conditions!r} is neither 'all' nor 'mapped'")
+        if self.choices and self.choices < 2:
+            raise KvxferError(f"eval.choices={self.choices} must be 0 (no questions) or 2 or more continuations")
+        if self.answer < 1:
+            raise KvxferError(f"eval.answer={self.answer} must be 1 token or more")
         for key, least in (("stories", 2), ("questions", 1), ("batch_size", 2), ("seed", 0)):
             if getattr(self, key) < least:
                 raise KvxferError(f"eval.{key}={getattr(self, key)} must be {least} or more")
@@ -42,8 +48,9 @@ class EvalSpec:
             raise KvxferError(f"eval.prefix={self.prefix} must be 2 tokens or more, or null")
 
     def identity(self) -> dict[str, Any]:
-        """What decides the numbers. All conditions are what was always scored, and go unsaid."""
+        """What decides the numbers. All conditions are what was always scored, and go unsaid, as do questions not asked."""
         left_out = {"conditions"} if self.conditions == "all" else set()
+        left_out |= set() if self.choices else {"choices", "answer"}
         return {key: value for key, value in vars(self).items() if key not in left_out}
 
 
@@ -119,6 +126,43 @@ def text_items(spec: EvalSpec, corpus: CorpusSpec, tokenizer: Any, length: int) 
         Item(str(n), documents[0], rows.domain, tuple(tokens[:prefix]), prefix, tuple(tokens[prefix:]))
         for n, (tokens, documents) in enumerate(zip(rows.tokens.tolist(), rows.documents, strict=True))
     ]
+
+
+def choice_items(spec: EvalSpec, corpus: CorpusSpec, tokenizer: Any, length: int) -> list[Item]:
+    """Which text follows? ``eval.choices`` continuations of one length: the row's own, and those of other documents.
+
+    A row gives ``eval.questions`` of them, at places spread over its second half; the others' continuations are cut at
+    the same place of rows that are spread over the split.
+    """
+    rows = load_rows(corpus, tokenizer, "evaluation", length=length)
+    first, last = length // 2, length - spec.answer
+    if last < first or last < 2:
+        raise KvxferError(f"eval.answer={spec.answer} does not fit the second half of rows of {length} tokens")
+    step = (last - first) / max(spec.questions - 1, 1)
+    places = sorted({first + round(step * n) for n in range(spec.questions)})
+    items = []
+    for n, (tokens, documents) in enumerate(zip(rows.tokens.tolist(), rows.documents, strict=True)):
+        others = [row for row in range(len(rows)) if not set(rows.documents[row]) & set(documents)]
+        if len(others) < spec.choices - 1:
+            raise KvxferError(
+                f"eval.choices={spec.choices}: only {len(others)} rows are about other documents than row {n}; "
+                "raise corpus.rows.evaluation"
+            )
+        drawn = [others[(n + len(others) * k // (spec.choices - 1)) % len(others)] for k in range(spec.choices - 1)]
+        for cut in places:
+            parts = [tuple(rows.tokens[row, cut : cut + spec.answer].tolist()) for row in (n, *drawn)]
+            items.append(
+                Item(
+                    id=f"{n}/{cut}",
+                    document=documents[0],
+                    kind=f"{rows.domain}: which text follows",
+                    prompt=tuple(tokens[:cut]),
+                    context=cut,
+                    answer=parts[0],
+                    candidates=tuple(parts),
+                )
+            )
+    return items
 
 
 def batches(items: list[Item], size: int) -> Iterator[Batch]:

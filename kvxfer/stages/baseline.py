@@ -9,7 +9,7 @@ from typing import Any
 from kvxfer.evals.conditions import Prepared, given_conditions, own_conditions
 from kvxfer.evals.evaluation import Records, evaluate_items, held_back_question
 from kvxfer.evals.gates import run_gates
-from kvxfer.evals.items import Batch, batches, text_items, toy_items
+from kvxfer.evals.items import Batch, batches, choice_items, text_items, toy_items
 from kvxfer.pairs import Pair
 from kvxfer.plan import Plan
 from kvxfer.progress import progress
@@ -60,7 +60,10 @@ def ask(settings: EvaluateSettings, pair: Pair) -> Asked:
     length = spec.length or corpus.length
     pair.check_length(length, "eval.length" if spec.length else "corpus.length")
     toy = corpus.kind == "toy"
-    items = toy_items(spec, pair.tokenizer, length) if toy else text_items(spec, corpus, pair.tokenizer, length)
+    if toy:
+        items = toy_items(spec, pair.tokenizer, length)
+    else:
+        items = (choice_items if spec.choices else text_items)(spec, corpus, pair.tokenizer, length)
     stop = pair.tokenizer.convert_tokens_to_ids(".") if toy and spec.generate else None
     return Asked(list(batches(items, spec.batch_size)), stop, toy and spec.conditions == "all")
 
@@ -68,7 +71,7 @@ def ask(settings: EvaluateSettings, pair: Pair) -> Asked:
 def baseline_config(settings: EvaluateSettings, two_tables: bool) -> dict[str, Any]:
     """What decides the baselines; options' names do not."""
     corpus = settings.corpus.identity()
-    asked = {key: value for key, value in vars(settings.eval).items() if key not in ("name", "conditions")}
+    asked = {key: value for key, value in settings.eval.identity().items() if key not in ("name", "conditions")}
     return {
         "pair": settings.pair_identity,
         "corpus": {k: v for k, v in corpus.items() if k not in ("rows", "skip_first")}
