@@ -31,7 +31,7 @@ class Auto(ClosedForm):
             for all, both kinds mapped). Equal scores favour the earlier candidate.
     """
 
-    candidates: tuple[str, ...] = ("ridge", "head_local")
+    candidates: tuple[str, ...] = ("ridge", "head_local", "weighted")
     choose: str = "layer"
     name: str = "auto"
 
