@@ -49,6 +49,11 @@ class Penalty(Protocol):
         ...
 
     @property
+    def narrows(self) -> bool:
+        """Whether λ at an α above 0 is looked for only near the best λ of ridge."""
+        ...
+
+    @property
     def needs_metric(self) -> bool:
         """Whether ``solve`` reads the output's metric."""
         ...
@@ -95,6 +100,7 @@ class Isotropic:
     per_block: bool = False
     name: str = "isotropic"
     needs_metric = False
+    narrows = False
 
     def __post_init__(self) -> None:
         _lams(self.lam)
@@ -146,9 +152,14 @@ class Attention:
 
     @property
     def candidates(self) -> tuple[Setting, ...]:
-        """Every λ with every α; equal scores favour the smaller α."""
+        """Every λ with every α, ridge first; equal scores favour the smaller α."""
         alphas = ALPHA_GRID if isinstance(self.alpha, str) else (float(self.alpha or 0.0),)
         return tuple({"lam": lam, "alpha": alpha} for alpha, lam in itertools.product(alphas, _lams(self.lam)))
+
+    @property
+    def narrows(self) -> bool:
+        """Where both are chosen: a full grid of both would cost five times as much for the same choice."""
+        return isinstance(self.lam, str) and isinstance(self.alpha, str)
 
     @property
     def references(self) -> tuple[Setting, ...]:

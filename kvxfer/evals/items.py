@@ -48,7 +48,7 @@ class EvalSpec:
             raise KvxferError(f"eval.prefix={self.prefix} must be 2 tokens or more, or null")
 
     def identity(self) -> dict[str, Any]:
-        """What decides the numbers. All conditions were always scored and go unsaid, as do questions that are not asked."""
+        """What decides the numbers. All conditions were always scored and go unsaid, as do questions not asked."""
         left_out = {"conditions"} if self.conditions == "all" else set()
         left_out |= set() if self.choices else {"choices", "answer"}
         return {key: value for key, value in vars(self).items() if key not in left_out}

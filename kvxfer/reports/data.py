@@ -193,12 +193,19 @@ def load_results(folder: Path) -> dict[str, PairResults]:
             data = json.loads(file.read_text(encoding="utf-8"))
             if data["schema"] != SCHEMA:
                 raise KvxferError(f"{file}: schema {data['schema']} is not {SCHEMA}: collect it again")
-            baselines, maps = pairs.setdefault(data["pair"]["name"], ({}, {}))
-            baselines |= {key: _baseline(key, value) for key, value in data["baselines"].items()}
-            maps |= {one["runs"]["evaluate"]: MapResult(one, Scores.read(one["scores"])) for one in data["maps"]}
+            for key, value in data["baselines"].items():
+                baselines, maps = pairs.setdefault(_asked(data["pair"]["name"], value), ({}, {}))
+                baselines[key] = _baseline(key, value)
+                own = (one for one in data["maps"] if one["runs"]["baseline"] == key)
+                maps |= {one["runs"]["evaluate"]: MapResult(one, Scores.read(one["scores"])) for one in own}
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise KvxferError(f"{file} is no collected result ({error}): write it with kvxfer.collect") from error
     return {name: _pair(name, *parts) for name, parts in sorted(pairs.items())}
+
+
+def _asked(pair: str, baseline: Json) -> str:
+    """The pair's name; with ``/questions`` where it was asked which text follows, beside the text itself."""
+    return f"{pair}/questions" if baseline["config"]["eval"].get("choices") else pair
 
 
 def _baseline(identifier: str, data: Json) -> Baseline:

@@ -16,9 +16,10 @@ from kvxfer.judges import Judge, PlainR2, judge_for
 from kvxfer.linalg import Gram
 from kvxfer.metrics import Metrics
 from kvxfer.moments import Output
-from kvxfer.penalties import Isotropic, Setting
+from kvxfer.penalties import Setting
 from kvxfer.ranks import AUTO_LOSS, reduce
 from kvxfer.solvers.base import LinearLayer, Splits
+from kvxfer.solvers.choice import Choice, near
 from kvxfer.solvers.design import Design, Part
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ class Engine:
             layer = _stored(layers[n], bias[columns])
             if not (torch.isfinite(layer.weight).all() and torch.isfinite(layer.bias).all()):
                 raise KvxferError("a map is not finite: raise penalty.lam or calibrate on more rows (corpus.rows.fit)")
-            own = [(setting, score[n]) for setting, score in curve]
+            own = [(setting, score[n]) for setting, score in curve if score[n] > -torch.inf]
             record = {
                 "layer": output[0],
                 "kind": output[1],
@@ -121,26 +122,23 @@ class Engine:
     ) -> tuple[Tensor, list[tuple[Setting, float]], list[tuple[Setting, list[float]]]]:
         """The weights at every output's best setting, those settings with the λ really used, and the whole curve.
 
-        Where a path of λ is scored without weights, they are solved for at the end, at the λ that were chosen.
+        Where a path of λ is scored without weights, they are solved for at the end, at the λ that were chosen. In the
+        curve an output that did not try a setting has minus infinity.
         """
-        penalty, validation = self.solver.penalty, design.held["validation"]
-        path: dict[float, Tensor] = {}
-        if isinstance(penalty, Isotropic):
-            path = self._path(design, tuple(setting["lam"] for setting in penalty.candidates))
-        best = torch.full((len(design.outputs),), -torch.inf, dtype=torch.float64)
-        weight = torch.zeros_like(design.cross)
-        chosen: list[tuple[Setting, float]] = [({}, 0.0)] * len(design.outputs)
-        curve = []
+        penalty = self.solver.penalty
         everyone = list(range(len(design.outputs)))
-        each = [[n] for n in everyone]
-        known = [setting for setting in penalty.references if setting not in penalty.candidates]
-        for setting in (*penalty.candidates, *known):
-            if setting["lam"] in path:
-                score = path[setting["lam"]]
-                curve.append((setting, score.tolist()))
-                for n in torch.nonzero(score > best).flatten().tolist():
-                    chosen[n] = (setting, setting["lam"])
-                best = torch.maximum(best, score)
+        choice = Choice(design)
+        path = self._path(design, tuple(s["lam"] for s in penalty.candidates if not s.get("alpha")))
+        for setting in (*penalty.candidates, *penalty.references):
+            if choice.knows(setting):
+                continue
+            if not setting.get("alpha") and setting["lam"] in path:
+                choice.score(setting, path[setting["lam"]])
+                continue
+            outputs = everyone
+            if setting.get("alpha") and penalty.narrows:
+                outputs = [n for n in everyone if near(setting["lam"], choice.best_ridge[n])]
+            if not outputs:
                 continue
 
             def solve(
@@ -149,22 +147,23 @@ class Engine:
                 metric = self.metrics.by_output[output] if self.metrics else None
                 return penalty.solve(gram, right, setting, part.heads, metric)
 
-            solution, spent = design.weights(solve, [everyone] if setting.get("alpha", 0.0) == 0 else each)
-            score = self.judge(validation, solution, design.bias(solution))
-            curve.append((setting, score.tolist()))
-            if setting in known:
-                continue
-            for n in torch.nonzero(score > best).flatten().tolist():
-                weight[:, design.columns(n)] = solution[:, design.columns(n)]
-                chosen[n] = (setting, spent[n])
-            best = torch.maximum(best, score)
-        for lam in path:
-            if own := [n for n, (setting, _) in enumerate(chosen) if setting["lam"] == lam]:
-                solution, spent = design.ridge(lam, own)
-                for n in own:
-                    weight[:, design.columns(n)] = solution[:, design.columns(n)]
-                    chosen[n] = (chosen[n][0], spent[n])
-        return weight, chosen, curve
+            solution, spent = design.weights(solve, [[n] for n in outputs] if setting.get("alpha") else [outputs])
+            score = torch.full((len(everyone),), -torch.inf, dtype=torch.float64)
+            for n, found in zip(outputs, self._of_some(design, outputs, solution), strict=True):
+                score[n] = found
+            choice.score(setting, score, solution, spent, candidate=setting in penalty.candidates)
+        return choice.finish()
+
+    def _of_some(
+        self, design: Design, outputs: list[int], solution: Float[Tensor, "features columns"]
+    ) -> Float[Tensor, " outputs"]:
+        """Validation scores of some outputs' own columns."""
+        validation, bias = design.held["validation"], design.bias(solution)
+        if len(outputs) == len(design.outputs):
+            return self.judge(validation, solution, bias)
+        places = [design.columns(n) for n in outputs]
+        own = [self.judge(validation.only(n), solution[:, p], bias[p]) for n, p in zip(outputs, places, strict=True)]
+        return torch.cat(own)
 
     def _restrict(
         self, design: Design, n: int, weights: Float[Tensor, "features columns"]
@@ -231,6 +230,8 @@ def beyond_grid(scores: list[float]) -> bool:
 def _setting_record(curve: list[tuple[Setting, float]], setting: Setting, used: float) -> dict[str, Any]:
     """What was chosen, and whether that is a reason to look closer."""
     own_alpha = sorted((s["lam"], score) for s, score in curve if s.get("alpha", 0.0) == setting.get("alpha", 0.0))
+    tried = [s["lam"] for s, _ in curve]
+    at_end = setting["lam"] in (min(tried), max(tried))
     isotropic = [score for s, score in curve if s.get("alpha", 0.0) == 0]
     reached = next(score for s, score in curve if s == setting)
     return {
@@ -238,7 +239,7 @@ def _setting_record(curve: list[tuple[Setting, float]], setting: Setting, used: 
         "alpha": setting.get("alpha", 0.0),
         "lam_used": used,
         "raised": used > setting["lam"],
-        "at_grid_edge": beyond_grid([score for _, score in own_alpha]),
+        "at_grid_edge": at_end and beyond_grid([score for _, score in own_alpha]),
         "worse_than_isotropic": bool(isotropic) and max(isotropic) > reached,
         "penalty_curve": [[s["lam"], s.get("alpha", 0.0), score] for s, score in curve],
     }

@@ -27,6 +27,8 @@ BOTH = DESIGNS["both"]
 
 
 def fit(splits: Splits, solver: Any = Auto, **options: Any) -> Fit:
+    if solver is Auto:
+        options = {"candidates": ("ridge", "head_local"), **options}
     return solver(**{"k": 2, "features": BOTH, "penalty": Isotropic(1e-9), **options}).fit(splits, lambda: None)
 
 
@@ -99,7 +101,7 @@ def test_a_candidate_that_fails_is_left_out_and_counts_its_steps(monkeypatch: py
         raise KvxferError("no such moments")
 
     monkeypatch.setattr(HeadLocal, "fit", refuse)
-    solver = Auto(k=2, features=BOTH)
+    solver = Auto(k=2, features=BOTH, candidates=("ridge", "head_local"))
     splits, advances = make_splits(make_samples(BOTH)), []
     found = solver.fit(splits, lambda: advances.append(None))
     assert found.candidates["head_local"] == {"left_out": "no such moments"}
