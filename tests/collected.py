@@ -67,6 +67,7 @@ def collected(maps: list[dict[str, Any]], pair: str = "toy", answers: bool = Tru
     documents = [f"d{index // PER_DOCUMENT}" for index in range(ITEMS)]
     names = {**LEVELS, **levels}
     baseline = {
+        "config": {"eval": {"name": "mapped"}},
         "items": {
             "id": [f"q{index}" for index in range(ITEMS)],
             "document": documents,

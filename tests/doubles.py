@@ -222,6 +222,7 @@ DOUBLES = {
     "ministral3_8b_14b": Double(_ministral3, Shape(5, 4, 128), Shape(6, 4, 160), (34, 40)),
     "ministral8b_nemo12b": Double(_mistral, Shape(6, 4, 128), Shape(7, 4, 160), (36, 40)),
     "smollm2_pruned": Double(_smollm2, SMOLLM2, SMOLLM2, (30, 30)),
+    "smollm2_mild": Double(_smollm2, SMOLLM2, SMOLLM2, (30, 30)),
     "custom": Double(_qwen3, QWEN3["0.6b"], QWEN3["1.7b"], (28, 28)),
 }
 

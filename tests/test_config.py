@@ -46,7 +46,7 @@ def settings_of(stage: str, *overrides: str) -> Any:
 
 
 def test_every_group_is_tried():
-    folders = {path.name for path in config_directory().iterdir() if path.is_dir()}
+    folders = {path.name for path in config_directory().iterdir() if path.is_dir()} - {"hydra"}
     assert folders == set(GROUPS["evaluate"])
 
 
@@ -60,7 +60,9 @@ def test_every_option_composes_and_becomes_settings(stage, group, option):
     assert name == (None if group in ("calibration", "logger") else option)
     if group == "pair":
         assert settings.pair.name == option
-        assert settings.corpus.kind == {"toy": "toy", "smollm2_pruned": "pydoc"}.get(option, "hub")
+        assert settings.corpus.kind == {"toy": "toy", "smollm2_pruned": "pydoc", "smollm2_mild": "pydoc"}.get(
+            option, "hub"
+        )
         assert settings.calibration.features == DESIGNS[cfg.pair.features]
     if group == "pair" and stage != "calibrate":
         assert settings.solver.k == cfg.pair.k
@@ -208,7 +210,8 @@ def test_a_probe_is_kept_where_the_solver_needs_one(overrides, rows):
     settings = settings_of("train", *overrides)
     assert settings.calibration.probe_rows == rows
     assert type(settings.calibration.probe_rows) is int
-    plain = settings_of("calibrate", *([f"calibration.probe_rows={rows}"] if rows else []))
+    weights = ["calibration.weights=attention"] if "solver=auto" in overrides else []
+    plain = settings_of("calibrate", *([f"calibration.probe_rows={rows}"] if rows else []), *weights)
     assert calibration_id(settings) == calibration_id(plain)
     assert (calibration_id(settings) == calibration_id(settings_of("train"))) == (rows == 0)
 

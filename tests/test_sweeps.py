@@ -219,7 +219,9 @@ def test_the_grid_of_maps_skips_only_what_heads_cannot_read(
                 compose(
                     "evaluate",
                     [
-                        "calibration.features=previous+embedding+layer0+relu",
+                        "calibration.features=previous+embedding+layer0+relu+products+hidden",
+                        "calibration.weights=attention",
+                        "calibration.probe_rows=16",
                         *(o for o in job if not o.startswith("hydra")),
                     ],
                 ),

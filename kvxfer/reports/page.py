@@ -67,7 +67,8 @@ def render(text: str, results: Mapping[str, PairResults]) -> str:
 
 def _table(name: str, results: Mapping[str, PairResults]) -> list[str]:
     if name == "findings":
-        return findings_table(results.values())
+        # Questions about a pair's text are few; its findings are about the text itself.
+        return findings_table([found for pair, found in results.items() if "/" not in pair])
     kind, _, pair = name.partition(" ")
     if kind not in TABLES:
         raise KvxferError(f"table {name!r} is none of {', '.join(f'{each} PAIR' for each in TABLES)}, findings")

@@ -129,7 +129,7 @@ def frontier_table(pair: PairResults) -> list[str]:
 
 def figure_name(pair: str) -> str:
     """The file of a pair's frontier, beside docs/results.md in figures/."""
-    return f"frontier_{pair}.png"
+    return f"frontier_{pair.replace('/', '_')}.png"
 
 
 def calibration_table(pair: PairResults) -> list[str]:
