@@ -190,7 +190,7 @@ class Moments:
     def targets(self, blocks: tuple[Block, ...], outputs: list[Output]) -> Float[Tensor, "features columns"]:
         """The centred products of a design's columns with outputs, side by side, summed over tokens."""
         wanted = self._outputs(outputs)
-        rows = []
+        sums, rows = self.sum_y[wanted].flatten(), []
         for i in self._index(blocks):
             at = {o: n for n, o in enumerate(self.layout.targets[i])}
             missing = [self.layout.outputs[o] for o in wanted if o not in at]
@@ -199,8 +199,9 @@ class Moments:
                     f"these moments hold no product of {self.layout.blocks[i].name} with the target's {missing[0][1]}: "
                     "calibrate with calibration.features=both"
                 )
-            rows.append(self._centred_cross(i)[:, [at[o] for o in wanted]].flatten(1))
-        return torch.cat(rows)
+            own = self.cross[i][:, [at[o] for o in wanted]].flatten(1)
+            rows.append(own.addr_(self.sum_x[self._own(i)], sums, alpha=-1 / (self.count or 1)))
+        return torch.cat(rows) if len(rows) > 1 else rows[0]
 
     def mean_of(self, blocks: tuple[Block, ...]) -> Float[Tensor, " features"]:
         """The mean of a design's columns."""

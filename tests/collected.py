@@ -24,11 +24,13 @@ def scores(level: float, seed: int = 0, answers: bool = True) -> dict[str, Any]:
 
 def make_map(level: float, number: int = 0, answers: bool = True, **given: Any) -> dict[str, Any]:
     """A map of some quality. ``given``: solver, penalty, rank, features (names), lam, alpha, r, metric, k, share, r2,
-    rows, tokens, baseline.
+    rows, tokens, baseline, per_block.
     """
     rank = given.get("rank", "full")
     reduced = {"r": given.get("r", "auto"), "metric": given.get("metric", "isotropic")} if rank == "reduced" else {}
     penalty = {"name": given.get("penalty", "isotropic"), "lam": given.get("lam", "auto")}
+    if given.get("per_block"):
+        penalty |= {"per_block": True, "convention": "of each block"}
     if penalty["name"] == "attention":
         penalty["alpha"] = given.get("alpha", "auto")
     solver = {"name": given.get("solver", "ridge"), "k": given.get("k", 3), "method": "topk", "selection": "shared"}

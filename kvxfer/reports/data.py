@@ -110,12 +110,13 @@ class MapResult:
     def tuned(self) -> bool:
         """Whether λ, α and rank were left to the validation split, as far as its options have them."""
         dials = (self.dial("penalty", "lam"), self.dial("penalty", "alpha"), self.dial("rank", "r"))
-        return all(value in (None, "auto") for value in dials) and self.dial("rank", "metric") in (None, "isotropic")
+        plain = self.dial("rank", "metric") in (None, "isotropic") and not self.dial("penalty", "per_block")
+        return plain and all(value in (None, "auto") for value in dials)
 
     def settings_without(self, *left_out: tuple[str, str]) -> str:
         """All settings but some ``(group, key)``, and the calibration's text, as a text to compare."""
         kept = {
-            group: {key: value for key, value in values.items() if (group, key) not in left_out}
+            group: {k: value for k, value in values.items() if (group, k) not in left_out and k != "convention"}
             for group, values in self.data["settings"].items()
             if (group, "*") not in left_out
         }

@@ -149,6 +149,28 @@ def calibration_table(pair: PairResults) -> list[str]:
     return table(header, rows)
 
 
+def blocks_table(pair: PairResults) -> list[str]:
+    """Maps whose penalty is relative to each block's own variance against those that differ in nothing else."""
+    dial = ("penalty", "per_block")
+    whole = {m.settings_without(dial): m for m in pair.calibrated_alike if not m.dial(*dial)}
+    found = [(m, whole[key]) for m in pair.maps if m.dial(*dial) and (key := m.settings_without(dial)) in whole]
+    require(pair, found, "map with and without penalty.per_block", "per_block")
+    compared = [difference(own.scores, other.scores, pair.baseline) for own, other in found]
+    rows = [
+        (
+            f"`{other.overrides}`",
+            number(nats[0]),
+            number(nats[1]),
+            number(each.nats, sign=True),
+            p_value(each.p),
+            p_value(p),
+        )
+        for (own, other), each, p in zip(found, compared, holm([each.p for each in compared]), strict=True)
+        if (nats := [pair.baseline.per_token(m.scores) for m in (other, own)])
+    ]
+    return table(("Setting", "Nats, one λ", "Nats, λ per block", "Δ", "p", "p (Holm)"), rows)
+
+
 def best_table(pair: PairResults) -> list[str]:
     """The map with the lowest nats, and the cheapest that is not shown to be worse than it."""
     maps = pair.calibrated_alike

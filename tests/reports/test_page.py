@@ -12,7 +12,7 @@ import pytest
 from kvxfer.errors import KvxferError
 from kvxfer.reports import page
 from kvxfer.reports.data import load_results
-from kvxfer.reports.tables import best_table, calibration_table, front, frontier_table, maps_table
+from kvxfer.reports.tables import best_table, blocks_table, calibration_table, front, frontier_table, maps_table
 from tests.collected import collected, make_map, write
 
 ROOT = Path(__file__).parents[2]
@@ -39,6 +39,15 @@ def toy(tmp_path: Path):
 
 def cells(lines: list[str]) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines if line.startswith("|")]
+
+
+def test_a_penalty_per_block_is_compared_with_what_differs_in_nothing_else(tmp_path: Path) -> None:
+    own = make_map(1.1, 9, features="both", share=0.2, per_block=True)
+    pair = load_results(write(tmp_path, collected([*maps(), own])))["toy"]
+    _, _, row = cells(blocks_table(pair))
+    assert "features=both" in row[0]
+    assert [float(cell) for cell in row[1:3]] == [1.25, 1.1]
+    assert own["runs"]["evaluate"] not in {one.data["runs"]["evaluate"] for one in pair.rows.values()}
 
 
 def test_the_maps_are_ranked_with_the_baselines(toy) -> None:
