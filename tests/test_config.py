@@ -29,6 +29,7 @@ GROUPS = {
     ),
 }
 NEEDED = {
+    "eval=choices": ["corpus=pydoc"],
     "pair=custom": ["pair.source.model=someone/small", "pair.target.model=someone/large"],
     "corpus=text": ["corpus.path=somewhere"],
 }
@@ -224,3 +225,8 @@ def test_what_could_not_be_chosen_before_leaves_ids_as_they_were():
     assert k_auto == {**settings_of("train", "solver.k=auto").solver_config["solver"], "k_per": "layer"}
     auto = settings_of("train", "solver=auto", "solver.candidates=[ridge]").solver_config["solver"]
     assert set(auto) == known | {"candidates", "choose"}
+
+
+def test_the_toy_has_questions_of_its_own():
+    with pytest.raises(KvxferError, match="asks which text follows, and corpus=toy has questions of its own"):
+        settings_of("evaluate", "eval=choices")

@@ -269,4 +269,9 @@ def train(conf: Any) -> TrainSettings:
 def evaluate(conf: Any) -> EvaluateSettings:
     """Settings of ``evaluate.py``."""
     plan = Plan(**vars(conf.plan))
+    if conf.eval.choices and conf.corpus.kind == "toy":
+        raise KvxferError(
+            f"eval.choices={conf.eval.choices} asks which text follows, and corpus={conf.corpus.name} has questions of "
+            "its own: use eval=mapped or eval=standard"
+        )
     return EvaluateSettings(**_training(conf), plan=plan, eval=EvalSpec(**vars(conf.eval)), map=conf.map)
