@@ -133,7 +133,14 @@ def _map(outputs: Path, run: Json, results: Json, baseline: Json) -> Json:
     manifest, fitted = read_json(train / "manifest.json"), read_json(train / RECORD)
     layers = read_json(train / "diagnostics.json")["layers"]
     calibrated = read_json(outputs / "calibrate" / inputs["calibrate"] / RECORD)
-    cost = ("parameters", "bytes", "flops_per_token", "share_of_prefill_flops")
+    cost = (
+        "parameters",
+        "bytes",
+        "flops_per_token",
+        "bytes_read_per_token",
+        "bytes_written_per_token",
+        "share_of_prefill_flops",
+    )
     return {
         "settings": {key: manifest[key] for key in ("solver", "penalty", "rank", "features")},
         "chosen": manifest["chosen"],

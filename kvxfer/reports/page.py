@@ -12,10 +12,19 @@ from pathlib import Path
 from kvxfer.errors import KvxferError
 from kvxfer.reports.data import PairResults, load_results
 from kvxfer.reports.findings import findings_table
-from kvxfer.reports.tables import best_table, blocks_table, calibration_table, figure_name, frontier_table, maps_table
+from kvxfer.reports.tables import (
+    best_table,
+    blocks_table,
+    calibration_table,
+    features_table,
+    figure_name,
+    frontier_table,
+    maps_table,
+)
 
 TABLES: dict[str, Callable[[PairResults], list[str]]] = {
     "maps": maps_table,
+    "features": features_table,
     "frontier": frontier_table,
     "calibration": calibration_table,
     "best": best_table,

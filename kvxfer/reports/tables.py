@@ -149,6 +149,37 @@ def calibration_table(pair: PairResults) -> list[str]:
     return table(header, rows)
 
 
+def features_table(pair: PairResults) -> list[str]:
+    """What each design of ridge gives, and what it costs at serve time."""
+    rows = {key[3]: one for key, one in pair.rows.items() if key[:3] == PLAIN[:3]}
+    require(pair, list(rows), "plain ridge", "maps")
+    if "same" not in rows:
+        raise KvxferError(f"results of {pair.name} have no features=same to compare with: run the grid maps")
+    cells = []
+    for name, one in sorted(rows.items(), key=lambda item: item[1].share):
+        cost = one.data["cost"]
+        against = difference(one.scores, rows["same"].scores, pair.baseline)
+        apart = (NOTHING, NOTHING) if name == "same" else (number(against.nats, sign=True), p_value(against.p))
+        sizes = (quantity(cost[key]) for key in ("flops_per_token", "bytes_read_per_token", "bytes_written_per_token"))
+        cells.append((name, *quality(pair, one.scores), *apart, str(one.data["columns"]), percent(one.share), *sizes))
+    header = (
+        "Features",
+        *QUALITY,
+        "Δ nats to same",
+        "p",
+        "Columns",
+        "Prefill share",
+        "FLOPs",
+        "Bytes read",
+        "Bytes written",
+    )
+    said = (
+        "`solver=ridge penalty=isotropic rank=full`. Per mapped token: FLOPs, also as a share of the target's prefill; "
+        "bytes read (source cache and what else the map reads) and written, as bfloat16."
+    )
+    return [said, "", *table(header, cells)]
+
+
 def blocks_table(pair: PairResults) -> list[str]:
     """Maps whose penalty is relative to each block's own variance against those that differ in nothing else."""
     dial = ("penalty", "per_block")

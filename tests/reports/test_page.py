@@ -10,9 +10,18 @@ from typing import Any
 import pytest
 
 from kvxfer.errors import KvxferError
+from kvxfer.evals.tables import NOTHING
 from kvxfer.reports import page
 from kvxfer.reports.data import load_results
-from kvxfer.reports.tables import best_table, blocks_table, calibration_table, front, frontier_table, maps_table
+from kvxfer.reports.tables import (
+    best_table,
+    blocks_table,
+    calibration_table,
+    features_table,
+    front,
+    frontier_table,
+    maps_table,
+)
 from tests.collected import collected, make_map, write
 
 ROOT = Path(__file__).parents[2]
@@ -39,6 +48,15 @@ def toy(tmp_path: Path):
 
 def cells(lines: list[str]) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines if line.startswith("|")]
+
+
+def test_designs_are_shown_with_what_they_cost(toy) -> None:
+    header, _, same, both = cells(features_table(toy))
+    assert (same[0], both[0]) == ("same", "both")
+    assert same[header.index("Δ nats to same")] == NOTHING
+    assert both[header.index("Δ nats to same")] == "\N{MINUS SIGN}0.350"
+    assert both[header.index("Prefill share")] == "20.0 %"
+    assert (both[header.index("Bytes read")], both[header.index("Bytes written")]) == ("96", "128")
 
 
 def test_a_penalty_per_block_is_compared_with_what_differs_in_nothing_else(tmp_path: Path) -> None:
@@ -133,7 +151,7 @@ def test_only_the_blocks_are_written(tmp_path: Path, capsys) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (text_of("mops toy"), "table 'mops toy' is none of maps PAIR, frontier PAIR"),
+        (text_of("mops toy"), "table 'mops toy' is none of maps PAIR, features PAIR, frontier PAIR"),
         (text_of("maps other"), r"table 'maps other': no results of pair 'other' \(there are toy\)"),
         ("<!-- begin table: findings -->\n", "table 'findings' does not end"),
         ("<!-- begin table: findings -->\n<!-- begin table: best toy -->\n", "table 'best toy' begins in table"),
