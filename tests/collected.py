@@ -71,12 +71,14 @@ def make_map(level: float, number: int = 0, answers: bool = True, **given: Any) 
     }
 
 
-def collected(maps: list[dict[str, Any]], pair: str = "toy", answers: bool = True, **levels: float) -> dict[str, Any]:
+def collected(
+    maps: list[dict[str, Any]], pair: str = "toy", answers: bool = True, corpus: str = "toy", **levels: float
+) -> dict[str, Any]:
     """A whole file; ``levels`` adds conditions to the baselines or changes them."""
     documents = [f"d{index // PER_DOCUMENT}" for index in range(ITEMS)]
     names = {**LEVELS, **levels}
     baseline = {
-        "config": {"eval": {"name": "mapped"}},
+        "config": {"eval": {"name": "mapped"}, "corpus": {"name": corpus}},
         "items": {
             "id": [f"q{index}" for index in range(ITEMS)],
             "document": documents,

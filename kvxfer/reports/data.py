@@ -188,25 +188,32 @@ def load_results(folder: Path) -> dict[str, PairResults]:
     files = sorted(folder.glob("*.json"))
     if not files:
         raise KvxferError(f"no JSON in {folder}: write some with python -m kvxfer.collect outputs {folder}/<pair>.json")
-    pairs: dict[str, tuple[dict[str, Baseline], dict[str, MapResult]]] = {}
+    found: dict[tuple[str, str], tuple[dict[str, Baseline], dict[str, MapResult]]] = {}
     for file in files:
         try:
             data = json.loads(file.read_text(encoding="utf-8"))
             if data["schema"] != SCHEMA:
                 raise KvxferError(f"{file}: schema {data['schema']} is not {SCHEMA}: collect it again")
             for key, value in data["baselines"].items():
-                baselines, maps = pairs.setdefault(_asked(data["pair"]["name"], value), ({}, {}))
+                baselines, maps = found.setdefault((data["pair"]["name"], _asked(value)), ({}, {}))
                 baselines[key] = _baseline(key, value)
                 own = (one for one in data["maps"] if one["runs"]["baseline"] == key)
                 maps |= {one["runs"]["evaluate"]: MapResult(one, Scores.read(one["scores"])) for one in own}
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise KvxferError(f"{file} is no collected result ({error}): write it with kvxfer.collect") from error
-    return {name: _pair(name, *parts) for name, parts in sorted(pairs.items())}
+    named = {}
+    for pair, asked in sorted(found):
+        # What most of a pair's maps were asked goes without saying.
+        _, usual = max((len(found[key][1]), key[1]) for key in found if key[0] == pair)
+        name = pair if asked == usual else f"{pair}/{asked}"
+        named[name] = _pair(name, *found[pair, asked])
+    return dict(sorted(named.items()))
 
 
-def _asked(pair: str, baseline: Json) -> str:
-    """The pair's name; with ``/questions`` where it was asked which text follows, beside the text itself."""
-    return f"{pair}/questions" if baseline["config"]["eval"].get("choices") else pair
+def _asked(baseline: Json) -> str:
+    """The text of an evaluation, or ``questions`` if it was which text follows."""
+    config = baseline["config"]
+    return "questions" if config["eval"].get("choices") else str(config.get("corpus", {}).get("name"))
 
 
 def _baseline(identifier: str, data: Json) -> Baseline:

@@ -50,6 +50,15 @@ def cells(lines: list[str]) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines if line.startswith("|")]
 
 
+def test_another_text_is_shown_apart(tmp_path: Path) -> None:
+    folder = write(tmp_path, collected(maps()))
+    other = collected([make_map(1.3, 20, baseline="c")], corpus="stdlib")
+    (folder / "stdlib.json").write_text(json.dumps(other))
+    found = load_results(folder)
+    assert list(found) == ["toy", "toy/stdlib"]
+    assert [len(each.maps) for each in found.values()] == [6, 1]
+
+
 def test_designs_are_shown_with_what_they_cost(toy) -> None:
     header, _, same, both = cells(features_table(toy))
     assert (same[0], both[0]) == ("same", "both")
