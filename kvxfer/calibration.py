@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -76,9 +77,9 @@ class CalibrationSpec:
                 raise KvxferError(f"calibration.{key}={getattr(self, key)} must be {minimum} or more")
         if self.weights not in WEIGHTS:
             raise KvxferError(f"calibration.weights={self.weights!r} is none of auto, {', '.join(WEIGHTS)}")
-        if not self.weight_clip >= 1:
+        if not 1 <= self.weight_clip < math.inf:
             raise KvxferError(
-                f"calibration.weight_clip={self.weight_clip} must be 1 or more medians of a row's weights"
+                f"calibration.weight_clip={self.weight_clip} must be 1 or more (finite) medians of a row's weights"
             )
         if not 0 <= self.max_bad_rows <= 1:
             raise KvxferError(f"calibration.max_bad_rows={self.max_bad_rows} must be a share between 0 and 1")
@@ -103,6 +104,13 @@ class CalibrationSpec:
             "max_bad_rows": self.max_bad_rows,
             **optional,
         }
+
+    @property
+    def overrides(self) -> str:
+        """What a solver decides of a pass where it is left to it, as calibrate.py can be told."""
+        return f"calibration.features={self.features.name} calibration.weights={self.weights} " + (
+            f"calibration.probe_rows={self.probe_rows}"
+        )
 
     @property
     def weighing(self) -> dict[str, Any] | None:

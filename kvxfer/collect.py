@@ -147,6 +147,7 @@ def _map(outputs: Path, run: Json, results: Json, baseline: Json) -> Json:
         "calibration": {
             "corpus": calibrated["config"]["corpus"],
             "features": calibrated["config"]["calibration"]["features"]["name"],
+            "settings": _calibrated(calibrated["config"]["calibration"], manifest),
             "kept_tokens": manifest["kept_tokens"],
         },
         "cost": {key: results["map"][key] for key in cost},
@@ -164,6 +165,17 @@ def _map(outputs: Path, run: Json, results: Json, baseline: Json) -> Json:
         "commit": results["provenance"]["environment"]["commit"],
         "scores": _scores(items, "mapped"),
     }
+
+
+def _calibrated(settings: Json, manifest: Json) -> Json:
+    """What a calibration was told, beyond its text, that changes this map; nothing where that is the default."""
+    found = {key: settings[key] for key, usual in (("layers", "all"), ("stride", 1)) if settings[key] != usual}
+    if "keep_layers" in settings:
+        found["keep_layers"], fit, _ = settings["keep_layers"]
+        found["selection_rows"] = fit
+    if "weights" in manifest:
+        found["weight_clip"] = manifest["weights"]["clip"]
+    return found
 
 
 def _mean_r2(layers: Sequence[Json], kind: str) -> float:

@@ -10,6 +10,7 @@ import torch
 
 from kvxfer.calibration import SELECTION_SPLITS, CalibrationSpec, Extractor, finite_rows
 from kvxfer.corpus import Rows
+from kvxfer.errors import KvxferError
 from kvxfer.features import DESIGNS
 from kvxfer.layout import Layout
 from kvxfer.moments import Moments
@@ -68,6 +69,8 @@ def choose_kept(
         by_kind = single_layer_scores(engine.quick_score, group, lambda: None)
         scores.append(torch.stack(list(by_kind.values())).mean(0))
         advance(len(group))
+        # The next group's moments take their place.
+        del engine, fit, validation
     table = torch.cat(scores, dim=1)
     order = best(table, candidates)
     return Kept(candidates, table.tolist(), [sorted(layers[: spec.keep_layers]) for layers in order])
@@ -87,4 +90,9 @@ def _moments(pair: Pair, layers: list[int], rows: Rows, spec: CalibrationSpec, s
         source, target = pair.source.prefill(ids), pair.target.prefill(ids)
         good = finite_rows(source, target)
         moments.update(*extract(source.rows(good), target.rows(good), ids[good]))
+    if not moments.count:
+        raise KvxferError(
+            "no row of the first pass has finite keys and values: try pair.dtype=float32, or raise "
+            "calibration.selection_rows"
+        )
     return moments

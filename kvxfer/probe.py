@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 from jaxtyping import Float
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -86,7 +86,10 @@ class _Stored(Mapping[str, Tensor]):
     """The tensors of a file, each read when it is asked for: a large pair's probe is gigabytes."""
 
     def __init__(self, path: Path) -> None:
-        self._file = safe_open(path, framework="pt")
+        try:
+            self._file = safe_open(path, framework="pt")
+        except (OSError, SafetensorError) as error:
+            raise KvxferError(f"{path} is not readable ({error}): calibrate again with force=true") from error
         self._names = set(self._file.keys())
 
     def __getitem__(self, name: str) -> Tensor:

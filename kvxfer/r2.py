@@ -8,7 +8,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from kvxfer.errors import KvxferError
 from kvxfer.features import Block
+from kvxfer.linalg import NOT_FINITE
 from kvxfer.metrics import Metrics
 from kvxfer.moments import Moments, Output
 
@@ -26,6 +28,9 @@ class HeldOut:
         self.blocks, self.outputs = blocks, outputs
         self.count = moments.count
         self.gram, self.cross = moments.design(blocks), moments.targets(blocks, outputs)
+        # One value that is not finite makes the sum so.
+        if not torch.isfinite(self.cross.sum() + self.gram.sum()):
+            raise KvxferError(NOT_FINITE)
         self.mean_x, self.mean_y = moments.mean_of(blocks), moments.mean_target(outputs)
         self.total, self.square = moments.variance_target(outputs), moments.centred_square(outputs)
         self.shape = (len(outputs), moments.layout.heads, moments.layout.dim)

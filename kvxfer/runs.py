@@ -29,7 +29,7 @@ RECORD = "run.json"
 
 VERSIONS = {
     "calibrate": 2,  # 1: first; 2: query metrics beside the moments
-    "train": 2,  # 1: first; 2: maps may be factored, and are chosen by more dials
+    "train": 3,  # 1: first; 2: maps may be factored, and are chosen by more dials; 3: λ at α > 0 near the best of ridge
     "baseline": 1,  # 1: first
     "evaluate": 1,  # 1: first
     "compare": 1,  # 1: first

@@ -59,4 +59,6 @@ def token_weights(
     """
     received = received[:, kept.to(received.device)].cpu().double()
     clipped = received.minimum(clip * received.median(dim=1, keepdim=True).values)
-    return clipped / clipped.mean(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
+    mean = clipped.mean(dim=1, keepdim=True)
+    # Where most tokens get no attention at all, the clipped weights say nothing.
+    return torch.where(mean > 0, clipped / mean, 1.0)

@@ -51,7 +51,12 @@ def make_map(level: float, number: int = 0, answers: bool = True, **given: Any) 
             "features": {"name": given.get("features", "same"), "kinds": "same", "previous": 0},
         },
         "chosen": {},
-        "calibration": {"corpus": corpus, "features": "previous", "kept_tokens": given.get("tokens", 8000)},
+        "calibration": {
+            "corpus": corpus,
+            "features": "previous",
+            "settings": {},
+            "kept_tokens": given.get("tokens", 8000),
+        },
         "cost": {
             "parameters": 1000,
             "bytes": 4000,

@@ -61,5 +61,6 @@ def test_sinks_are_clipped_and_the_mean_is_one() -> None:
     assert torch.equal(weights[1], torch.ones(5, dtype=torch.float64))
 
 
-def test_a_row_that_attention_leaves_out_weighs_nothing() -> None:
-    assert torch.equal(token_weights(torch.zeros(1, 4), torch.arange(4), 10.0), torch.zeros(1, 4).double())
+def test_a_row_most_of_which_gets_no_attention_counts_as_without_weights() -> None:
+    received = torch.tensor([[0.0, 0.0, 0.0, 3.0]])
+    assert torch.equal(token_weights(received, torch.arange(4), 10.0), torch.ones(1, 4).double())

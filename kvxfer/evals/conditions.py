@@ -17,11 +17,8 @@ from kvxfer.kv import KV
 from kvxfer.pairs import Pair
 from kvxfer.plan import Plan
 
-GIVEN = ("identity", "floor", "raw_copy")
-"""Conditions that hand the target a cache that no map has touched."""
-
 PRUNED = ("ancestor_copy",)
-"""More of them, for a pair whose source was pruned from its target."""
+"""One more, for a pair whose source was pruned from its target."""
 
 MAPPED = ("mapped", "mapped_all", "wrong_donor")
 """Conditions that depend on the map; all others are the same for every map of a pair."""

@@ -58,7 +58,7 @@ def curves_figure(curves: Mapping[str, Any], path: Path | str) -> bool:
         all_axes = figure.subplots(1, len(panels), squeeze=False)[0]
         for axes, (dial, lines) in zip(all_axes, panels.items(), strict=True):
             _panel(axes, dial, lines)
-        all_axes[0].set_ylabel("validation R²")
+        all_axes[0].set_ylabel("validation score")
         figure.savefig(path, dpi=DPI, facecolor="white")
     return True
 
@@ -70,9 +70,10 @@ def _panel(axes: Axes, dial: str, lines: Mapping[str, Curve]) -> None:
         for curve in own if len(own) > 1 else []:
             axes.plot(list(curve), np.clip(list(curve.values()), LOWEST, None), color=colour, alpha=0.25, linewidth=0.8)
         if own:
-            # Outputs of one kind try the same values.
-            values = np.clip([list(curve.values()) for curve in own], LOWEST, None).mean(0)
-            axes.plot(list(own[0]), values, color=colour, linewidth=2, marker="o", markersize=4, label=kind)
+            # Outputs may differ in what they try: the mean is over what all of them did.
+            common = [value for value in own[0] if all(value in curve for curve in own)]
+            values = np.clip([[curve[value] for value in common] for curve in own], LOWEST, None).mean(0)
+            axes.plot(common, values, color=colour, linewidth=2, marker="o", markersize=4, label=kind)
     if dial == "lam":
         axes.set_xscale("log")
     axes.set_xlabel(TITLES[dial])

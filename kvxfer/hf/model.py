@@ -111,10 +111,25 @@ class LoadedModel:
             self._forward(self.body, ids, cache)
         return read_cache(cache, self.name), [found[layer] for layer in range(self.geometry.layers)]
 
-    def softmax_scales(self) -> list[float]:
-        """What each layer multiplies products of queries and keys with before the softmax."""
-        usual = self.geometry.head_dim**-0.5
-        return [float(getattr(layer.self_attn, "scaling", usual)) for layer in self.body.layers]
+    def softmax_scales(self, instead: str = "calibration.weights=none") -> list[float]:
+        """What each layer multiplies products of queries and keys with before the softmax.
+
+        Args:
+            instead: the setting that does without attention probabilities, for the error.
+
+        Raises:
+            KvxferError: a layer's attention is more than a softmax of these products.
+        """
+        found = []
+        for number, layer in enumerate(self.body.layers):
+            for extra in ("attn_logit_softcapping", "sinks"):
+                if getattr(layer.self_attn, extra, None) is not None:
+                    raise KvxferError(
+                        f"{self.name}: layer {number}'s attention has {extra}, which kvxfer does not compute; "
+                        f"set {instead}"
+                    )
+            found.append(float(getattr(layer.self_attn, "scaling", self.geometry.head_dim**-0.5)))
+        return found
 
     @torch.inference_mode()
     def embeddings(self, ids: Ids) -> Float[Tensor, "batch tokens hidden"]:
@@ -147,17 +162,8 @@ class LoadedModel:
 
     def attention_outputs(self) -> list[tuple[Float[Tensor, "hidden heads_dim"], float]]:
         """Each layer's output projection W_O (without its bias) and the scale of its softmax."""
-        found = []
-        for number, weight in enumerate(self._output_projections("calibration.probe_rows=0")):
-            attention = self.body.layers[number].self_attn
-            for extra in ("attn_logit_softcapping", "sinks"):
-                if getattr(attention, extra, None) is not None:
-                    raise KvxferError(
-                        f"{self.name}: layer {number}'s attention has {extra}, which attention-output scores don't "
-                        "know; set calibration.probe_rows=0"
-                    )
-            found.append((weight, float(getattr(attention, "scaling", self.geometry.head_dim**-0.5))))
-        return found
+        instead = "calibration.probe_rows=0"
+        return list(zip(self._output_projections(instead), self.softmax_scales(instead), strict=True))
 
     def _output_projections(self, instead: str) -> list[Float[Tensor, "hidden heads_dim"]]:
         """Each layer's W_O; ``instead`` is the setting that does without."""

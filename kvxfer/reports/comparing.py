@@ -13,6 +13,8 @@ from kvxfer.evals.tables import NOTHING, p_text
 from kvxfer.reports.data import Baseline, Scores
 
 LEVEL = 0.05
+EXACT = 7
+"""Points up to which a rank correlation's p is exact."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,21 @@ def holm(ps: Sequence[float]) -> list[float]:
 
 
 def spearman(first: Sequence[float | int], second: Sequence[float | int]) -> tuple[float, float] | None:
-    """Rank correlation and its two-sided p; None with fewer than 4 points or where one side does not vary."""
+    """Rank correlation and its two-sided p; None with fewer than 4 points or where one side does not vary.
+
+    Up to ``EXACT`` points every permutation counts; the usual approximation says 0 for four points in order.
+    """
     if len(first) < 4 or len(set(first)) == 1 or len(set(second)) == 1:
         return None
     found = stats.spearmanr(first, second)
-    return float(found.statistic), float(found.pvalue)
+    if len(first) > EXACT:
+        return float(found.statistic), float(found.pvalue)
+    ranks = stats.rankdata(second)
+    exact = stats.permutation_test(
+        (stats.rankdata(first),),
+        lambda x: np.corrcoef(x, ranks)[0, 1],
+        permutation_type="pairings",
+        n_resamples=np.inf,
+        vectorized=False,
+    )
+    return float(found.statistic), float(exact.pvalue)

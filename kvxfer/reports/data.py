@@ -103,7 +103,7 @@ class MapResult:
 
     @property
     def corpus(self) -> str:
-        """The text that it was calibrated on, as a text to compare; what calibrations keep of it does not matter."""
+        """The text that it was calibrated on, as a text to compare."""
         return json.dumps(self.data["calibration"]["corpus"], sort_keys=True)
 
     @property
@@ -120,7 +120,7 @@ class MapResult:
             for group, values in self.data["settings"].items()
             if (group, "*") not in left_out
         }
-        return json.dumps(kept, sort_keys=True) + self.corpus
+        return json.dumps([kept, self.data["calibration"]["settings"]], sort_keys=True) + self.corpus
 
     @property
     def overrides(self) -> str:
@@ -129,11 +129,13 @@ class MapResult:
         for group in _GROUPS:
             found.append(f"{group}={self.name(group)}")
             for key, value in self.data["settings"][group].items():
-                usual = (
-                    key in _NOT_ASKED or group == "features" or value in (None, "auto") or _DEFAULTS.get(key) == value
-                )
+                dial = (group, key) in (("penalty", "lam"), ("penalty", "alpha"), ("rank", "r")) and value == "auto"
+                usual = dial or key in _NOT_ASKED or group == "features" or value in (None, _DEFAULTS.get(key))
                 if not usual and (key, value) != ("metric", "isotropic"):
                     found.append(f"{group}.{key}={json.dumps(value).replace(' ', '')}")
+        found += [
+            f"calibration.{key}={json.dumps(value)}" for key, value in self.data["calibration"]["settings"].items()
+        ]
         return " ".join(part.replace('"', "") for part in found)
 
 
@@ -144,6 +146,11 @@ class PairResults:
     name: str
     baseline: Baseline
     maps: list[MapResult]
+
+    @property
+    def option(self) -> str:
+        """The pair's option, without what it was asked."""
+        return self.name.partition("/")[0]
 
     @cached_property
     def calibrated_alike(self) -> list[MapResult]:
@@ -161,14 +168,11 @@ class PairResults:
 
 
 def one_each(maps: Sequence[MapResult]) -> dict[tuple[str, ...], MapResult]:
-    """For each row the map whose k, method, selection and criterion are those of most maps."""
+    """For each row the map whose k, method, selection and criterion are those of most maps; others have no row."""
     usual = {key: _commonest(str(one.dial("solver", key)) for one in maps) for key in ("k", *_DEFAULTS)}
-
-    def unusual(one: MapResult) -> tuple[int, str]:
-        return sum(str(one.dial("solver", key)) != value for key, value in usual.items()), one.settings_without()
-
+    alike = [one for one in maps if all(str(one.dial("solver", key)) == value for key, value in usual.items())]
     found: dict[tuple[str, ...], MapResult] = {}
-    for one in sorted(maps, key=unusual):
+    for one in sorted(alike, key=MapResult.settings_without):
         found.setdefault(one.key, one)
     return found
 

@@ -112,6 +112,8 @@ def rank_collapse(pair: PairResults) -> Verdict:
         return Verdict("not measured", "no ranks beside the map of full rank with the same settings", "rank")
     known = pair.baseline
     gap = known.per_token(known.conditions["source"]) - known.per_token(known.conditions["ceiling"])
+    if gap <= 0:
+        return Verdict("not measured", "the ceiling does not beat the source, so there is no gap to lose", "rank")
     found = [difference(m.scores, whole.scores, known) for m in line]
     corrected = holm([each.p for each in found])
     worse = [each.outcome(p) == "worse" for each, p in zip(found, corrected, strict=True)]
@@ -150,7 +152,8 @@ def r2_predicts(pair: PairResults) -> Verdict:
     ]
     numbers = (
         f"Spearman of mean held-out R² and nats {number(overall[0], 2, sign=True)} ({p_text(overall[1])}, n = "
-        f"{len(maps)} maps; below 0: it predicts); within designs: {', '.join(within) or 'too few maps'}"
+        f"{len(maps)} maps, not independent of one another; "
+        f"below 0: it predicts); within designs: {', '.join(within) or 'too few maps'}"
     )
     predicts = overall[1] < LEVEL and overall[0] < 0
     return Verdict("contradicted" if predicts else "confirmed", numbers, "maps")

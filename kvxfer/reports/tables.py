@@ -23,7 +23,7 @@ def require(pair: PairResults, maps: Sequence[object], what: str, grid: str) -> 
     """KvxferError where there is nothing to show."""
     if not maps:
         raise KvxferError(
-            f"results of {pair.name} have no {what}: run python evaluate.py -cd sweeps -cn {grid} pair={pair.name} "
+            f"results of {pair.name} have no {what}: run python evaluate.py -cd sweeps -cn {grid} pair={pair.option} "
             "eval=mapped and collect again"
         )
 
@@ -45,7 +45,7 @@ def maps_table(pair: PairResults) -> list[str]:
     require(pair, list(rows), "map whose λ, α and rank are auto", "maps")
     if PLAIN not in rows:
         raise KvxferError(
-            f"results of {pair.name} have no plain ridge to compare with: run python evaluate.py pair={pair.name} "
+            f"results of {pair.name} have no plain ridge to compare with: run python evaluate.py pair={pair.option} "
             "eval=mapped solver=ridge penalty=isotropic rank=full features=same and collect again"
         )
     others = [key for key in rows if key != PLAIN]
@@ -70,7 +70,8 @@ def maps_table(pair: PairResults) -> list[str]:
     )
     cells_only = [cells for _, cells in sorted(lines, key=lambda line: (line[0], line[1]))]
     said = (
-        f"{len(rows)} maps, {len(pair.baseline.documents)} items of {len(set(pair.baseline.documents))} documents. "
+        f"{len(rows)} maps, {_dials(rows[PLAIN])}, {len(pair.baseline.documents)} items of "
+        f"{len(set(pair.baseline.documents))} documents. "
         "Δ: against plain ridge (`solver=ridge penalty=isotropic rank=full features=same`); paired t over documents "
         "for nats, exact McNemar over items for accuracy, each corrected for all rows (Holm). Source, ancestors' copy: "
         "better or worse than it in nats (p of the paired t, not corrected). Prefill share: FLOPs per token of the "
@@ -92,6 +93,11 @@ def _beaten(pair: PairResults, one: MapResult) -> list[str]:
         difference(one.scores, known[name], pair.baseline).said if name in known else NOTHING
         for name in ("source", "ancestor_copy")
     ]
+
+
+def _dials(one: MapResult) -> str:
+    """What all rows of a table share."""
+    return f"k = {one.dial('solver', 'k')}"
 
 
 def _r2(one: MapResult) -> list[str]:
@@ -155,18 +161,21 @@ def features_table(pair: PairResults) -> list[str]:
     require(pair, list(rows), "plain ridge", "maps")
     if "same" not in rows:
         raise KvxferError(f"results of {pair.name} have no features=same to compare with: run the grid maps")
+    others = [name for name in rows if name != "same"]
+    found = {name: difference(rows[name].scores, rows["same"].scores, pair.baseline) for name in others}
+    corrected = dict(zip(others, holm([found[name].p for name in others]), strict=True))
     cells = []
     for name, one in sorted(rows.items(), key=lambda item: item[1].share):
-        cost = one.data["cost"]
-        against = difference(one.scores, rows["same"].scores, pair.baseline)
-        apart = (NOTHING, NOTHING) if name == "same" else (number(against.nats, sign=True), p_value(against.p))
+        cost, apart = one.data["cost"], (NOTHING, NOTHING)
+        if name != "same":
+            apart = (number(found[name].nats, sign=True), p_value(corrected[name]))
         sizes = (quantity(cost[key]) for key in ("flops_per_token", "bytes_read_per_token", "bytes_written_per_token"))
         cells.append((name, *quality(pair, one.scores), *apart, str(one.data["columns"]), percent(one.share), *sizes))
     header = (
         "Features",
         *QUALITY,
         "Δ nats to same",
-        "p",
+        "p (Holm)",
         "Columns",
         "Prefill share",
         "FLOPs",
@@ -174,8 +183,8 @@ def features_table(pair: PairResults) -> list[str]:
         "Bytes written",
     )
     said = (
-        "`solver=ridge penalty=isotropic rank=full`. Per mapped token: FLOPs, also as a share of the target's prefill; "
-        "bytes read (source cache and what else the map reads) and written, as bfloat16."
+        f"`solver=ridge penalty=isotropic rank=full`, {_dials(rows['same'])}. Per mapped token: FLOPs, also as a "
+        "share of the target's prefill; bytes read (source cache and what else the map reads) and written, as bfloat16."
     )
     return [said, "", *table(header, cells)]
 
@@ -212,7 +221,7 @@ def best_table(pair: PairResults) -> list[str]:
     rows = []
     for name, one in (("Best", best), ("Cheapest within noise of it", cheapest)):
         p = NOTHING if one is best else p_value(difference(one.scores, best.scores, pair.baseline).p)
-        command = f"`python evaluate.py pair={pair.name} {one.overrides}`"
+        command = f"`python evaluate.py pair={pair.option} {one.overrides}`"
         rows.append((name, *quality(pair, one.scores), p, percent(one.share), command))
     said = (
         f"The best of {len(maps)} maps on these very items, so part of its lead is luck. Within noise: the paired "

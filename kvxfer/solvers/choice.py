@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from kvxfer.errors import KvxferError
+from kvxfer.linalg import NOT_FINITE
 from kvxfer.penalties import Setting
 from kvxfer.solvers.design import Design
 
@@ -58,6 +60,7 @@ class Choice:
         Args:
             candidate: whether the setting may be chosen; the others are for the curve alone.
         """
+        scores = scores.nan_to_num(nan=-torch.inf)
         self.curve.append((setting, scores.tolist()))
         if not candidate:
             return
@@ -75,6 +78,8 @@ class Choice:
 
     def finish(self) -> tuple[Float[Tensor, "features columns"], Chosen, Curve]:
         """The weights at the chosen settings, those settings, and the curve."""
+        if not all(setting for setting, _ in self._chosen):
+            raise KvxferError(NOT_FINITE)
         for lam in sorted({self._chosen[n][0]["lam"] for n in self._pending}):
             own = [n for n in self._pending if self._chosen[n][0]["lam"] == lam]
             solution, spent = self.design.ridge(lam, own)

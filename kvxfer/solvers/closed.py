@@ -128,7 +128,7 @@ class ClosedForm:
         scores = single_layer_scores(engine.quick_score, candidates, advance)
         order = ranked(scores, candidates, self.selection == "shared")
         curves: dict[str, Any] = {}
-        if self.k == "auto":
+        if self.k == "auto" and self.method != "all":
             chosen, curves = self._choose_k(engine, order, candidates)
         else:
             k = _fewest(order) if self.method == "all" else int(self.k)

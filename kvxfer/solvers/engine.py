@@ -17,6 +17,7 @@ from kvxfer.linalg import Gram
 from kvxfer.metrics import Metrics
 from kvxfer.moments import Output
 from kvxfer.penalties import Setting
+from kvxfer.r2 import HeldOut
 from kvxfer.ranks import AUTO_LOSS, reduce
 from kvxfer.solvers.base import LinearLayer, Splits
 from kvxfer.solvers.choice import Choice, near
@@ -205,10 +206,14 @@ class Engine:
 
     def _scores(self, design: Design, weight: Tensor, bias: Tensor) -> dict[str, Float[Tensor, " outputs"]]:
         """R² on all three splits, and in the outputs' metrics where there are any."""
-        scores = {f"r2_{name}": held.r2(weight, bias) for name, held in design.held.items()}
+        plain = design.held
+        if self.solver.needs_weights:
+            # What a map was fitted and chosen on may weigh tokens; what is reported never does.
+            plain = {n: HeldOut(self.splits.moments(n, design.outputs), design.blocks, design.outputs) for n in plain}
+        scores = {f"r2_{name}": held.r2(weight, bias) for name, held in plain.items()}
         if self.metrics is not None:
             metrics = self.metrics
-            scores |= {f"metric_r2_{name}": held.metric_r2(weight, bias, metrics) for name, held in design.held.items()}
+            scores |= {f"metric_r2_{name}": held.metric_r2(weight, bias, metrics) for name, held in plain.items()}
         scores["validation"] = self.judge(design.held["validation"], weight, bias)
         return scores
 
@@ -230,8 +235,6 @@ def beyond_grid(scores: list[float]) -> bool:
 def _setting_record(curve: list[tuple[Setting, float]], setting: Setting, used: float) -> dict[str, Any]:
     """What was chosen, and whether that is a reason to look closer."""
     own_alpha = sorted((s["lam"], score) for s, score in curve if s.get("alpha", 0.0) == setting.get("alpha", 0.0))
-    tried = [s["lam"] for s, _ in curve]
-    at_end = setting["lam"] in (min(tried), max(tried))
     isotropic = [score for s, score in curve if s.get("alpha", 0.0) == 0]
     reached = next(score for s, score in curve if s == setting)
     return {
@@ -239,7 +242,7 @@ def _setting_record(curve: list[tuple[Setting, float]], setting: Setting, used: 
         "alpha": setting.get("alpha", 0.0),
         "lam_used": used,
         "raised": used > setting["lam"],
-        "at_grid_edge": at_end and beyond_grid([score for _, score in own_alpha]),
+        "at_grid_edge": beyond_grid([score for _, score in own_alpha]),
         "worse_than_isotropic": bool(isotropic) and max(isotropic) > reached,
         "penalty_curve": [[s["lam"], s.get("alpha", 0.0), score] for s, score in curve],
     }

@@ -23,8 +23,8 @@ ENOUGH = 5
 class Weighted(Ridge):
     """Ridge on every target layer's weighted tokens.
 
-    λ and the like are chosen on the weighted validation split; source layers are ranked, and the held-out split is
-    reported, without weights. So R² on the fit and validation splits is weighted, on the held-out split plain.
+    λ and the like are chosen on the weighted validation split; source layers are ranked, and R² is reported, without
+    weights.
     """
 
     name: str = "weighted"

@@ -73,11 +73,14 @@ def _calibrate_share(settings: CalibrateSettings) -> Path:
         with open_loggers(
             settings.logger, run.work, run.id, "calibrate", name, {**columns, "config": config}, group, tags
         ) as out:
-            _run_pass(settings, run, out)
+            state = _run_pass(settings, run, out)
+        # Not before: what a logger does at its end may take long, or be killed.
+        state.clear()
+        (run.work / KEPT).unlink(missing_ok=True)
         return run.commit()
 
 
-def _run_pass(settings: CalibrateSettings, run: Run, out: RunLogger) -> None:
+def _run_pass(settings: CalibrateSettings, run: Run, out: RunLogger) -> PassState:
     corpus, spec = settings.corpus, settings.calibration
     pair = load_pair(settings.pair)
     pair.check_length(corpus.length, "corpus.length")
@@ -109,8 +112,7 @@ def _run_pass(settings: CalibrateSettings, run: Run, out: RunLogger) -> None:
     _say(report)
     write_json(run.work / REPORT, report)
     _log(out, report)
-    state.clear()
-    (run.work / KEPT).unlink(missing_ok=True)
+    return state
 
 
 def _kept(pair: Pair, settings: CalibrateSettings, path: Path) -> Kept:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from functools import cached_property, reduce
 from pathlib import Path
@@ -104,7 +105,7 @@ def _probe_rows(conf: Any, needed: bool) -> int:
     value = conf.calibration.probe_rows
     if value == "auto":
         return AUTO_PROBE_ROWS if needed else 0
-    if isinstance(value, str) or value != int(value):
+    if isinstance(value, str) or not math.isfinite(value) or value != int(value):
         raise KvxferError(f"calibration.probe_rows={value} must be a whole number of rows, or auto")
     if needed and not value:
         raise KvxferError(
@@ -130,6 +131,11 @@ def _common(conf: Any, features: Features | None, probe: bool = False, weights: 
     keeps = design(conf.pair.features, "pair.features")
     if conf.calibration.features != "auto":
         keeps = design(conf.calibration.features, "calibration.features")
+        if features is not None and not keeps.covers(features):
+            raise KvxferError(
+                f"calibration.features={conf.calibration.features} does not keep what features={features.name} reads: "
+                "name designs that cover it (several: same+relu), or leave calibration.features=auto"
+            )
     elif features is not None and not keeps.covers(features):
         keeps = keeps.joined(features)
     layers = conf.calibration.layers
@@ -160,7 +166,8 @@ def design(name: str, key: str) -> Features:
     parts = name.split("+")
     if not set(parts) <= set(DESIGNS):
         raise KvxferError(f"{key}={name!r} is none of {', '.join(DESIGNS)}")
-    return reduce(Features.joined, (DESIGNS[part] for part in parts))
+    # In one order: the name is part of a calibration's id.
+    return reduce(Features.joined, (DESIGNS[part] for part in sorted(set(parts), key=list(DESIGNS).index)))
 
 
 def _choice(options: dict[str, Any], name: str, key: str) -> Any:
@@ -214,7 +221,8 @@ def _training(conf: Any) -> dict[str, Any]:
     if conf.corpus.num_shards != 1:
         raise KvxferError(
             f"corpus.num_shards={conf.corpus.num_shards}: only calibrate.py shares rows between processes; run it for "
-            "every corpus.shard_index first, then this without corpus.num_shards"
+            "every corpus.shard_index first (with the calibration settings that build_missing=false names here), then "
+            "this without corpus.num_shards"
         )
     features = _features(conf)
     penalty_class = _choice(PENALTIES, conf.penalty.name, "penalty")
@@ -237,7 +245,8 @@ def _training(conf: Any) -> dict[str, Any]:
             f"solver.k={solver.k} is more than calibration.keep_layers={keep}, the source layers of each target layer: "
             "lower solver.k or raise calibration.keep_layers"
         )
-    if solver.needs_weights and conf.calibration.weights == "none":
+    # Where weights are not wanted, auto leaves out the candidates that read them.
+    if solver.needs_weights and conf.calibration.weights == "none" and solver.name != "auto":
         raise KvxferError(
             f"calibration.weights=none, but solver={solver.name} weighs tokens by the target's attention: "
             "set calibration.weights=auto"

@@ -57,8 +57,8 @@ def find_calibration(settings: TrainSettings) -> Path:
         return path
     if not settings.build_missing:
         raise KvxferError(
-            f"no calibration {path.name} in {path.parent}: run calibrate.py with the same pair, corpus and calibration "
-            "settings, or set build_missing=true"
+            f"no calibration {path.name} in {path.parent}: run calibrate.py with the same pair and corpus and "
+            f"{settings.calibration.overrides}, or set build_missing=true"
         )
     log.info("calibration %s is missing and is made first", path.name)
     return calibrate(replace(settings, force=False))

@@ -29,7 +29,15 @@ def read_skip(given: Sequence[Any]) -> list[Combination]:
 
 def _texts(value: Any) -> frozenset[str]:
     single = isinstance(value, str) or not isinstance(value, Sequence)
-    return frozenset(write(item) for item in ([value] if single else value))
+    return frozenset(_plain(write(item)) for item in ([value] if single else value))
+
+
+def _plain(text: str) -> str:
+    """A value's one spelling: 1 for 1.0, None for null."""
+    try:
+        return write(float(text))
+    except ValueError:
+        return "None" if text == "null" else text
 
 
 def without_skipped(batches: list[list[list[str]]], combinations: Sequence[Combination]) -> list[list[list[str]]]:
@@ -49,5 +57,5 @@ def without_skipped(batches: list[list[list[str]]], combinations: Sequence[Combi
 
 
 def _skipped(job: Sequence[str], combinations: Sequence[Combination]) -> bool:
-    values = {key: text for key, _, text in (override.partition("=") for override in job)}
+    values = {key: _plain(text) for key, _, text in (override.partition("=") for override in job)}
     return any(all(values[key] in wanted for key, wanted in each.items()) for each in combinations)

@@ -93,7 +93,7 @@ def test_the_maps_are_ranked_with_the_baselines(toy) -> None:
     assert best[header.index("Ancestors' copy")] == "better (p < 0.001)"
     assert rows[names.index("head_local isotropic full same")][header.index("Source")] == "worse (p < 0.001)"
     assert rows[names.index("ridge isotropic full same")][header.index("Ancestors' copy")] == "worse (p < 0.001)"
-    assert lines[0].startswith("4 maps, 80 items of 40 documents.")
+    assert lines[0].startswith("4 maps, k = 3, 80 items of 40 documents.")
 
 
 def test_text_without_answers_has_no_accuracy(tmp_path: Path) -> None:
