@@ -120,7 +120,7 @@ def test_options_that_are_not_used_leave_the_question_as_it_was():
         (["features=same"], "previous"),  # the toy pair's own richer design serves it
         (["pair.features=same", "features=both"], "both"),
         (["pair.features=same", "features=previous"], "previous"),
-        (["calibration.features=same"], "same"),
+        (["calibration.features=same", "features=same"], "same"),
         (["features=layer0"], "previous+layer0"),
         (["features.random_relu=5", "features=both"], "previous+both"),
     ],
@@ -230,3 +230,32 @@ def test_what_could_not_be_chosen_before_leaves_ids_as_they_were():
 def test_the_toy_has_questions_of_its_own():
     with pytest.raises(KvxferError, match="asks which text follows, and corpus=toy has questions of its own"):
         settings_of("evaluate", "eval=choices")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["calibration.features=relu", "features=relu", "features.random_relu=500"],
+            "does not keep what features=relu",
+        ),
+        (["calibration.features=same", "features=both"], "does not keep what features=both reads"),
+        (["calibration.weight_clip=inf"], "must be 1 or more"),
+        (["calibration.probe_rows=.nan"], "must be a whole number of rows"),
+        (["calibration.probe_rows=.inf"], "must be a whole number of rows"),
+    ],
+)
+def test_a_calibration_that_cannot_serve_is_refused_before_it_is_made(overrides, message):
+    with pytest.raises(KvxferError, match=message):
+        settings_of("train", *overrides)
+
+
+def test_designs_are_named_in_any_order():
+    first, second = (settings_of("calibrate", f"calibration.features={f}") for f in ("relu+both", "both+relu"))
+    assert first.calibration == second.calibration
+
+
+def test_auto_leaves_weights_out_where_they_are_not_wanted():
+    assert settings_of("train", "solver=auto", "calibration.weights=none").calibration.weights == "none"
+    with pytest.raises(KvxferError, match="set calibration"):
+        settings_of("train", "solver=weighted", "calibration.weights=none")

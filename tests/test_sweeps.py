@@ -3,34 +3,24 @@
 from __future__ import annotations
 
 import csv
-import itertools
 import math
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 from doubles import TEXT, make_double
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
-from small_corpora import text_spec, tokenizer_of
 
 from kvxfer import cli
 from kvxfer.config import compose, job_config, load_job, plain, save_job, to_settings
-from kvxfer.corpus import RowCounts, load_rows
-from kvxfer.errors import KvxferError
 from kvxfer.stages.calibrate import calibration_id
-from kvxfer.sweeps.figure import draw, geometric
-from kvxfer.sweeps.jobs import Job, Outcome, sweep_id
-from kvxfer.sweeps.measures import Measure
-from kvxfer.sweeps.summary import summarise
+from kvxfer.sweeps.jobs import Outcome, sweep_id
 
 REPOSITORY = Path(__file__).parents[1]
 SWEEPS = REPOSITORY / "sweeps"
@@ -281,81 +271,3 @@ def test_a_sweep_id_is_of_what_is_asked() -> None:
     assert here == id_of(["penalty.lam=1", "logger=online", "force=true"], ["penalty.lam=1e-1", "paths.outputs=there"])
     assert here != id_of(["penalty.lam=0.1"], ["penalty.lam=2"])
     assert here != id_of(["penalty.lam=0.1"], ["penalty.lam=1"], stage="evaluate")
-
-
-def test_the_wandb_sweep_is_the_hydra_grid(
-    launched: list[list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    sweep: dict[str, Any] = yaml.safe_load((SWEEPS / "wandb" / "ridge.yaml").read_text())
-    names = list(sweep["parameters"])
-    # The agent writes key=value with str().
-    points = itertools.product(*(sweep["parameters"][name]["values"] for name in names))
-    theirs = [[f"{name}={value}" for name, value in zip(names, point, strict=True)] for point in points]
-    assert sweep["command"][-1] == "${args_no_hyphens}"
-    assert (REPOSITORY / sweep["program"]).is_file()
-    run(monkeypatch, "train", "-cd", str(SWEEPS), "-cn", "ridge_lambda_k", f"paths.outputs={tmp_path}")
-    parser = OverridesParser.create()
-
-    def values(jobs: list[list[str]]) -> list[dict[str, Any]]:
-        parsed = [parser.parse_overrides(job) for job in jobs]
-        return [{item.key_or_group: item.value() for item in job if item.key_or_group in names} for job in parsed]
-
-    assert values(theirs) == values(launched)
-    assert all(isinstance(value, int | float) for job in values(theirs) for value in job.values())
-    compose("train", theirs[0])
-
-
-@pytest.mark.parametrize("few", [1, 3, 8])
-def test_a_smaller_calibration_is_a_prefix_of_a_larger(tmp_path: Path, few: int) -> None:
-    documents = [f"a{number} b{number} c{number} " * 9 for number in range(80)]
-    for number, text in enumerate(documents):
-        (tmp_path / f"{number}.txt").write_text(text)
-    tokenizer = tokenizer_of(documents)
-    spec = text_spec(tmp_path)
-
-    def fit(count: int) -> list[list[int]]:
-        return load_rows(replace(spec, rows=RowCounts(fit=count)), tokenizer, "fit").tokens.tolist()
-
-    many = fit(12)
-    assert fit(few) == many[:few]
-
-
-def test_numbers_that_grow_by_a_factor_get_a_logarithmic_axis() -> None:
-    assert geometric([1e-6, 1e-4, 1e-2, 1.0])
-    assert geometric([32, 64, 128, 256])
-    assert geometric([0, 1e-3, 1e-2, 1e-1])
-    assert not geometric([1, 2, 3, 4, 5, 6])
-    assert not geometric([0.25, 0.5, 0.75])
-    assert not geometric([-1, 1, 10])
-    assert not geometric([1, 100])
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        [{"penalty.lam": lam, "solver.k": k} for lam in (0, 1e-6, 1e-4, 1e-2) for k in (1, 2)],
-        [{"features": name} for name in ("same", "both")],
-        [{"penalty.lam": lam, "features": name} for lam in ("auto", 0.1) for name in ("same", "both")],
-        [{"eval.generate": flag, "solver.k": 3} for flag in (True, False)],
-    ],
-)
-def test_any_grid_can_be_drawn(values: list[dict[str, Any]], tmp_path: Path) -> None:
-    measure = Measure("quality", "quality", share=True, lines={"source alone": "source_quality"})
-    points = [
-        (point, {"quality": number / 9, "quality_low": 0.0, "quality_high": 0.9, "source_quality": 0.5})
-        for number, point in enumerate(values)
-    ]
-    assert draw(points, [measure, Measure("never", "never")], tmp_path / "a.png")
-    assert (tmp_path / "a.png").read_bytes().startswith(PNG)
-
-
-def test_a_sweep_without_a_finished_job_still_ends_with_its_table(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "quality.png").write_bytes(b"of an earlier time")
-    jobs = [Job(number, {"solver.k": number}, {}) for number in (1, 2)]
-    with pytest.raises(KvxferError, match="2 of 2 jobs failed"):
-        summarise("train", tmp_path, jobs, [Outcome(error="no disk"), Outcome(run=str(tmp_path / "gone"))])
-    assert capsys.readouterr().out.splitlines()[-1] == str(tmp_path / "summary.csv")
-    assert [row["status"] for row in rows_of(str(tmp_path / "summary.csv"))] == ["failed", "failed"]
-    assert not (tmp_path / "quality.png").exists()

@@ -33,3 +33,8 @@ def test_a_difference_is_first_minus_second(tmp_path) -> None:
     assert found.accuracy is not None
     assert found.accuracy >= 0
     assert difference(worse, worse, pair.baseline).outcome() == "none"
+
+
+def test_the_p_of_a_few_points_is_exact() -> None:
+    assert spearman([0, 1, 2, 3], [1, 2, 3, 4]) == pytest.approx((1.0, 2 / 24))
+    assert spearman([0, 1, 2, 3, 4], [5, 4, 3, 2, 1]) == pytest.approx((-1.0, 2 / 120))

@@ -1,0 +1,60 @@
+"""What the grids of sweeps/ ask."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from small_corpora import text_spec, tokenizer_of
+
+from kvxfer.config import compose
+from kvxfer.corpus import RowCounts, load_rows
+
+REPOSITORY = Path(__file__).parents[1]
+SWEEPS = REPOSITORY / "sweeps"
+BOTH = ("train", "evaluate")
+DEFAULTS = {file.stem: yaml.safe_load(file.read_text())["defaults"] for file in sorted(SWEEPS.glob("*.yaml"))}
+GRIDS = [(grid, stage) for grid, given in DEFAULTS.items() for stage in BOTH if {stage, "stage"} & set(given)]
+PNG = b"\x89PNG"
+
+
+def test_the_wandb_sweep_is_the_hydra_grid(
+    launched: list[list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sweep: dict[str, Any] = yaml.safe_load((SWEEPS / "wandb" / "ridge.yaml").read_text())
+    names = list(sweep["parameters"])
+    # The agent writes key=value with str().
+    points = itertools.product(*(sweep["parameters"][name]["values"] for name in names))
+    theirs = [[f"{name}={value}" for name, value in zip(names, point, strict=True)] for point in points]
+    assert sweep["command"][-1] == "${args_no_hyphens}"
+    assert (REPOSITORY / sweep["program"]).is_file()
+    run(monkeypatch, "train", "-cd", str(SWEEPS), "-cn", "ridge_lambda_k", f"paths.outputs={tmp_path}")
+    parser = OverridesParser.create()
+
+    def values(jobs: list[list[str]]) -> list[dict[str, Any]]:
+        parsed = [parser.parse_overrides(job) for job in jobs]
+        return [{item.key_or_group: item.value() for item in job if item.key_or_group in names} for job in parsed]
+
+    assert values(theirs) == values(launched)
+    assert all(isinstance(value, int | float) for job in values(theirs) for value in job.values())
+    compose("train", theirs[0])
+
+
+@pytest.mark.parametrize("few", [1, 3, 8])
+def test_a_smaller_calibration_is_a_prefix_of_a_larger(tmp_path: Path, few: int) -> None:
+    documents = [f"a{number} b{number} c{number} " * 9 for number in range(80)]
+    for number, text in enumerate(documents):
+        (tmp_path / f"{number}.txt").write_text(text)
+    tokenizer = tokenizer_of(documents)
+    spec = text_spec(tmp_path)
+
+    def fit(count: int) -> list[list[int]]:
+        return load_rows(replace(spec, rows=RowCounts(fit=count)), tokenizer, "fit").tokens.tolist()
+
+    many = fit(12)
+    assert fit(few) == many[:few]

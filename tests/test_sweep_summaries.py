@@ -1,0 +1,69 @@
+"""The end of a sweep: its table, its CSV and its figure."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kvxfer.errors import KvxferError
+from kvxfer.sweeps.figure import draw, geometric
+from kvxfer.sweeps.jobs import Job, Outcome
+from kvxfer.sweeps.measures import Measure
+from kvxfer.sweeps.summary import summarise
+
+REPOSITORY = Path(__file__).parents[1]
+SWEEPS = REPOSITORY / "sweeps"
+BOTH = ("train", "evaluate")
+DEFAULTS = {file.stem: yaml.safe_load(file.read_text())["defaults"] for file in sorted(SWEEPS.glob("*.yaml"))}
+GRIDS = [(grid, stage) for grid, given in DEFAULTS.items() for stage in BOTH if {stage, "stage"} & set(given)]
+PNG = b"\x89PNG"
+
+
+def rows_of(path: str) -> list[dict[str, str]]:
+    with Path(path).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_numbers_that_grow_by_a_factor_get_a_logarithmic_axis() -> None:
+    assert geometric([1e-6, 1e-4, 1e-2, 1.0])
+    assert geometric([32, 64, 128, 256])
+    assert geometric([0, 1e-3, 1e-2, 1e-1])
+    assert not geometric([1, 2, 3, 4, 5, 6])
+    assert not geometric([0.25, 0.5, 0.75])
+    assert not geometric([-1, 1, 10])
+    assert not geometric([1, 100])
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [{"penalty.lam": lam, "solver.k": k} for lam in (0, 1e-6, 1e-4, 1e-2) for k in (1, 2)],
+        [{"features": name} for name in ("same", "both")],
+        [{"penalty.lam": lam, "features": name} for lam in ("auto", 0.1) for name in ("same", "both")],
+        [{"eval.generate": flag, "solver.k": 3} for flag in (True, False)],
+    ],
+)
+def test_any_grid_can_be_drawn(values: list[dict[str, Any]], tmp_path: Path) -> None:
+    measure = Measure("quality", "quality", share=True, lines={"source alone": "source_quality"})
+    points = [
+        (point, {"quality": number / 9, "quality_low": 0.0, "quality_high": 0.9, "source_quality": 0.5})
+        for number, point in enumerate(values)
+    ]
+    assert draw(points, [measure, Measure("never", "never")], tmp_path / "a.png")
+    assert (tmp_path / "a.png").read_bytes().startswith(PNG)
+
+
+def test_a_sweep_without_a_finished_job_still_ends_with_its_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "quality.png").write_bytes(b"of an earlier time")
+    jobs = [Job(number, {"solver.k": number}, {}) for number in (1, 2)]
+    with pytest.raises(KvxferError, match="2 of 2 jobs failed"):
+        summarise("train", tmp_path, jobs, [Outcome(error="no disk"), Outcome(run=str(tmp_path / "gone"))])
+    assert capsys.readouterr().out.splitlines()[-1] == str(tmp_path / "summary.csv")
+    assert [row["status"] for row in rows_of(str(tmp_path / "summary.csv"))] == ["failed", "failed"]
+    assert not (tmp_path / "quality.png").exists()
