@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from launching import launched  # noqa: F401  (a fixture)
 
 from kvxfer.pairs import ModelSpec, Pair, PairSpec, load_pair
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from launching import run_sweep
 from small_corpora import text_spec, tokenizer_of
 
 from kvxfer.config import compose
@@ -33,7 +34,7 @@ def test_the_wandb_sweep_is_the_hydra_grid(
     theirs = [[f"{name}={value}" for name, value in zip(names, point, strict=True)] for point in points]
     assert sweep["command"][-1] == "${args_no_hyphens}"
     assert (REPOSITORY / sweep["program"]).is_file()
-    run(monkeypatch, "train", "-cd", str(SWEEPS), "-cn", "ridge_lambda_k", f"paths.outputs={tmp_path}")
+    run_sweep(monkeypatch, "train", "-cd", str(SWEEPS), "-cn", "ridge_lambda_k", f"paths.outputs={tmp_path}")
     parser = OverridesParser.create()
 
     def values(jobs: list[list[str]]) -> list[dict[str, Any]]:

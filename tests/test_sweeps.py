@@ -7,20 +7,16 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import yaml
 from doubles import TEXT, make_double
-from hydra.core.plugins import Plugins
-from hydra.core.utils import JobReturn, JobStatus
-from hydra.plugins.launcher import Launcher
+from launching import run_sweep
 
-from kvxfer import cli
 from kvxfer.config import compose, job_config, load_job, plain, save_job, to_settings
 from kvxfer.stages.calibrate import calibration_id
-from kvxfer.sweeps.jobs import Outcome, sweep_id
+from kvxfer.sweeps.jobs import sweep_id
 
 REPOSITORY = Path(__file__).parents[1]
 SWEEPS = REPOSITORY / "sweeps"
@@ -126,35 +122,11 @@ def test_an_evaluate_sweep_ends_with_perplexity(settings: list[str]) -> None:
     assert Path(figure).read_bytes().startswith(PNG)
 
 
-@pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Nothing runs: the overrides of the jobs that would have been launched."""
-    jobs: list[list[str]] = []
-
-    def launch(self: Launcher, overrides: Sequence[list[str]], initial_job_idx: int) -> list[JobReturn]:
-        jobs.extend([list(job) for job in overrides])
-        return [JobReturn(status=JobStatus.COMPLETED, _return_value=Outcome(error="not run")) for _ in overrides]
-
-    # Not the class as imported: Hydra's scan for plugins makes it anew.
-    name = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
-    monkeypatch.setattr(Plugins.instance().class_name_to_class[name], "launch", launch)
-    return jobs
-
-
-def run(monkeypatch: pytest.MonkeyPatch, stage: str, *arguments: str) -> str:
-    """What a command ends with; every one here ends early."""
-    monkeypatch.setattr(sys, "argv", [f"{stage}.py", *arguments])
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
-    with pytest.raises(SystemExit) as end:
-        cli.main(stage)
-    return str(end.value)
-
-
 @pytest.mark.parametrize(("grid", "stage"), GRIDS)
 def test_every_grid_is_valid(
     grid: str, stage: str, launched: list[list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    end = run(monkeypatch, stage, "-cd", str(SWEEPS), "-cn", grid, f"paths.outputs={tmp_path}")
+    end = run_sweep(monkeypatch, stage, "-cd", str(SWEEPS), "-cn", grid, f"paths.outputs={tmp_path}")
     assert end.startswith(f"error: {len(launched)} of {len(launched)} jobs failed"), end
     assert len(launched) > 1
     assert len(list(tmp_path.glob("sweeps/*/jobs/*.yaml"))) == len(launched)
@@ -174,7 +146,7 @@ def test_every_grid_is_valid(
 def test_one_wrong_value_starts_nothing(
     arguments: list[str], message: str, launched: list[list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    end = run(monkeypatch, "train", "-m", *arguments, f"paths.outputs={tmp_path}")
+    end = run_sweep(monkeypatch, "train", "-m", *arguments, f"paths.outputs={tmp_path}")
     assert end.startswith(f"error: {message}")
     assert end.endswith("no job was started")
     assert "\n" not in end
@@ -186,7 +158,7 @@ def test_a_grid_leaves_out_what_it_skips(
     launched: list[list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     skip = "hydra.sweeper.skip=[{solver.k: [2, 3], features: same}, {features: both, solver.k: 1}]"
-    run(monkeypatch, "train", "-m", "solver.k=1,2,3", "features=same,both", skip, f"paths.outputs={tmp_path}")
+    run_sweep(monkeypatch, "train", "-m", "solver.k=1,2,3", "features=same,both", skip, f"paths.outputs={tmp_path}")
     assert [tuple(job[:2]) for job in launched] == [
         ("solver.k=1", "features=same"),
         ("solver.k=2", "features=both"),
@@ -198,7 +170,7 @@ def test_a_grid_leaves_out_what_it_skips(
 def test_the_grid_of_maps_skips_only_what_heads_cannot_read(
     launched: list[list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    run(monkeypatch, "evaluate", "-cd", str(SWEEPS), "-cn", "maps", "eval=mapped", f"paths.outputs={tmp_path}")
+    run_sweep(monkeypatch, "evaluate", "-cd", str(SWEEPS), "-cn", "maps", "eval=mapped", f"paths.outputs={tmp_path}")
     heads = {o for job in launched if "solver=head_local" in job for o in job if o.startswith("features=")}
     assert heads == {"features=same", "features=both", "features=previous"}
     assert {o for job in launched for o in job if o == "features=relu"}
@@ -233,7 +205,9 @@ def test_the_grid_of_maps_skips_only_what_heads_cannot_read(
 def test_a_wrong_skip_starts_nothing(
     skip: str, message: str, launched: list[list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    end = run(monkeypatch, "train", "-m", "solver.k=1,2", f"hydra.sweeper.skip={skip}", f"paths.outputs={tmp_path}")
+    end = run_sweep(
+        monkeypatch, "train", "-m", "solver.k=1,2", f"hydra.sweeper.skip={skip}", f"paths.outputs={tmp_path}"
+    )
     assert message in end
     assert "\n" not in end
     assert not launched
@@ -242,7 +216,7 @@ def test_a_wrong_skip_starts_nothing(
 def test_a_grid_of_another_command_is_refused(
     launched: list[list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    end = run(monkeypatch, "train", "-cn", "evaluate", "-m", "plan=all,sinks", f"paths.outputs={tmp_path}")
+    end = run_sweep(monkeypatch, "train", "-cn", "evaluate", "-m", "plan=all,sinks", f"paths.outputs={tmp_path}")
     assert "job 0 (plan=all): this config is one of evaluate.py and cannot be run by train.py" in end
     assert not launched
 
