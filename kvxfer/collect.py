@@ -23,6 +23,9 @@ SCHEMA = 1
 DECIMALS = 5
 """Of nats: far below what a test or a table can show."""
 
+USUAL = {"selection_rows": 64, "weight_clip": 10.0}
+"""Settings of a calibration that go without saying."""
+
 Json = dict[str, Any]
 
 
@@ -171,9 +174,9 @@ def _calibrated(settings: Json, manifest: Json) -> Json:
     """What a calibration was told, beyond its text, that changes this map; nothing where that is the default."""
     found = {key: settings[key] for key, usual in (("layers", "all"), ("stride", 1)) if settings[key] != usual}
     if "keep_layers" in settings:
-        found["keep_layers"], fit, _ = settings["keep_layers"]
-        found["selection_rows"] = fit
-    if "weights" in manifest:
+        found["keep_layers"], rows, _ = settings["keep_layers"]
+        found |= {"selection_rows": rows} if rows != USUAL["selection_rows"] else {}
+    if "weights" in manifest and manifest["weights"]["clip"] != USUAL["weight_clip"]:
         found["weight_clip"] = manifest["weights"]["clip"]
     return found
 

@@ -65,6 +65,9 @@ class Baseline:
 
 
 _DEFAULTS = {"method": "topk", "selection": "shared", "selection_lam": 0.001, "criterion": "r2", "pool": 6}
+_UNSAID = {**_DEFAULTS, "candidates": ["ridge", "head_local", "weighted"], "choose": "layer"}
+"""What a command need not say."""
+
 _NOT_ASKED = ("name", "convention")
 """What an option says of itself beside its settings."""
 
@@ -130,7 +133,7 @@ class MapResult:
             found.append(f"{group}={self.name(group)}")
             for key, value in self.data["settings"][group].items():
                 dial = (group, key) in (("penalty", "lam"), ("penalty", "alpha"), ("rank", "r")) and value == "auto"
-                usual = dial or key in _NOT_ASKED or group == "features" or value in (None, _DEFAULTS.get(key))
+                usual = dial or key in _NOT_ASKED or group == "features" or value in (None, _UNSAID.get(key))
                 if not usual and (key, value) != ("metric", "isotropic"):
                     found.append(f"{group}.{key}={json.dumps(value).replace(' ', '')}")
         found += [
