@@ -32,6 +32,13 @@ def _pick(x: Float[Tensor, "rows columns"], chosen: list[int]) -> Float[Tensor, 
     return x[:, chosen]
 
 
+def _some(x: Float[Tensor, "rows parts width"], chosen: list[int]) -> Float[Tensor, "rows chosen width"]:
+    """A copy of some parts; neighbours are copied at once, which is several times faster."""
+    if chosen == list(range(chosen[0], chosen[0] + len(chosen))):
+        return x[:, chosen[0] : chosen[0] + len(chosen)].clone(memory_format=torch.contiguous_format)
+    return x[:, chosen]
+
+
 class Moments:
     """The accumulated moments of one split of the rows.
 
@@ -199,7 +206,7 @@ class Moments:
                     f"these moments hold no product of {self.layout.blocks[i].name} with the target's {missing[0][1]}: "
                     "calibrate with calibration.features=both"
                 )
-            own = self.cross[i][:, [at[o] for o in wanted]].flatten(1)
+            own = _some(self.cross[i], [at[o] for o in wanted]).flatten(1)
             rows.append(own.addr_(self.sum_x[self._own(i)], sums, alpha=-1 / (self.count or 1)))
         return torch.cat(rows) if len(rows) > 1 else rows[0]
 
