@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -51,7 +51,8 @@ def _auto(choose: str) -> Case:
     def build(features: Features, lam: float | str, k: int, selection: str) -> Solver:
         return Auto(k=k, selection=selection, features=features, penalty=Isotropic(lam), choose=choose)
 
-    return Case("auto", build, automatic=False)
+    # Its candidates have every design themselves.
+    return Case("auto", build, automatic=False, designs=("same", "both"))
 
 
 def _case(
@@ -100,4 +101,4 @@ SOLVER_MATRIX = {
 }
 SOLVER_MATRIX |= {f"auto-{choose}": _auto(choose) for choose in ("layer", "one")}
 # The suite's tokens weigh 1, so its reference is that of ridge.
-SOLVER_MATRIX["weighted"] = _case(Weighted, *FORMS[""])
+SOLVER_MATRIX["weighted"] = replace(_case(Weighted, *FORMS[""]), designs=("same", "both", "rich"))
