@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kvxfer.errors import KvxferError
-from kvxfer.runs import RECORD, read_json
+from kvxfer.runs import RECORD, read_json, write_text
 
 SCHEMA = 1
 DECIMALS = 5
@@ -215,9 +214,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         text = dumps(collect(given.outputs, Wanted(given.pair, given.eval, given.group))) + "\n"
         try:
             given.results.parent.mkdir(parents=True, exist_ok=True)
-            temporary = given.results.with_name(f".{given.results.name}.tmp")
-            temporary.write_text(text, encoding="utf-8")
-            os.replace(temporary, given.results)
+            write_text(given.results, text)
         except OSError as error:
             raise KvxferError(f"cannot write {given.results}: {error.strerror}") from error
     except KvxferError as error:

@@ -175,11 +175,16 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def write_json(path: Path, data: Any) -> None:
-    """Write valid JSON (no NaN) so that a reader never sees half of it."""
+def write_text(path: Path, text: str) -> None:
+    """Write a file so that a reader never sees half of it."""
     temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(json.dumps(data, indent=1, allow_nan=False) + "\n")
+    temporary.write_text(text, encoding="utf-8")
     os.replace(temporary, path)
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write valid JSON (no NaN), whole."""
+    write_text(path, json.dumps(data, indent=1, allow_nan=False) + "\n")
 
 
 def read_json(path: Path) -> Any:

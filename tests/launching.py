@@ -1,9 +1,10 @@
-"""Sweeps whose jobs are not run: what would have been launched."""
+"""What tests of sweeps share: where the grids are, and sweeps whose jobs are not run."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from hydra.core.plugins import Plugins
@@ -12,6 +13,10 @@ from hydra.plugins.launcher import Launcher
 
 from kvxfer import cli
 from kvxfer.sweeps.jobs import Outcome
+
+REPOSITORY = Path(__file__).parents[1]
+SWEEPS = REPOSITORY / "sweeps"
+PNG = b"\x89PNG"
 
 
 @pytest.fixture

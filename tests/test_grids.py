@@ -10,18 +10,11 @@ from typing import Any
 import pytest
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from launching import run_sweep
+from launching import REPOSITORY, SWEEPS, run_sweep
 from small_corpora import text_spec, tokenizer_of
 
 from kvxfer.config import compose
 from kvxfer.corpus import RowCounts, load_rows
-
-REPOSITORY = Path(__file__).parents[1]
-SWEEPS = REPOSITORY / "sweeps"
-BOTH = ("train", "evaluate")
-DEFAULTS = {file.stem: yaml.safe_load(file.read_text())["defaults"] for file in sorted(SWEEPS.glob("*.yaml"))}
-GRIDS = [(grid, stage) for grid, given in DEFAULTS.items() for stage in BOTH if {stage, "stage"} & set(given)]
-PNG = b"\x89PNG"
 
 
 def test_the_wandb_sweep_is_the_hydra_grid(

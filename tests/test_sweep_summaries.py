@@ -7,20 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+from launching import PNG
 
 from kvxfer.errors import KvxferError
 from kvxfer.sweeps.figure import draw, geometric
 from kvxfer.sweeps.jobs import Job, Outcome
 from kvxfer.sweeps.measures import Measure
 from kvxfer.sweeps.summary import summarise
-
-REPOSITORY = Path(__file__).parents[1]
-SWEEPS = REPOSITORY / "sweeps"
-BOTH = ("train", "evaluate")
-DEFAULTS = {file.stem: yaml.safe_load(file.read_text())["defaults"] for file in sorted(SWEEPS.glob("*.yaml"))}
-GRIDS = [(grid, stage) for grid, given in DEFAULTS.items() for stage in BOTH if {stage, "stage"} & set(given)]
-PNG = b"\x89PNG"
 
 
 def rows_of(path: str) -> list[dict[str, str]]:

@@ -12,18 +12,15 @@ from pathlib import Path
 import pytest
 import yaml
 from doubles import TEXT, make_double
-from launching import run_sweep
+from launching import PNG, REPOSITORY, SWEEPS, run_sweep
 
 from kvxfer.config import compose, job_config, load_job, plain, save_job, to_settings
 from kvxfer.stages.calibrate import calibration_id
 from kvxfer.sweeps.jobs import sweep_id
 
-REPOSITORY = Path(__file__).parents[1]
-SWEEPS = REPOSITORY / "sweeps"
 BOTH = ("train", "evaluate")
 DEFAULTS = {file.stem: yaml.safe_load(file.read_text())["defaults"] for file in sorted(SWEEPS.glob("*.yaml"))}
 GRIDS = [(grid, stage) for grid, given in DEFAULTS.items() for stage in BOTH if {stage, "stage"} & set(given)]
-PNG = b"\x89PNG"
 
 
 @pytest.fixture(scope="module")

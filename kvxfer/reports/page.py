@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from kvxfer.errors import KvxferError
@@ -14,13 +15,14 @@ from kvxfer.reports.data import PairResults, load_results
 from kvxfer.reports.findings import findings_table
 from kvxfer.reports.tables import (
     best_table,
-    blocks_table,
     calibration_table,
     features_table,
     figure_name,
     frontier_table,
     maps_table,
+    twins_table,
 )
+from kvxfer.runs import write_text
 
 TABLES: dict[str, Callable[[PairResults], list[str]]] = {
     "maps": maps_table,
@@ -28,7 +30,9 @@ TABLES: dict[str, Callable[[PairResults], list[str]]] = {
     "frontier": frontier_table,
     "calibration": calibration_table,
     "best": best_table,
-    "blocks": blocks_table,
+    "blocks": partial(twins_table, change="blocks"),
+    "weighted": partial(twins_table, change="weighted"),
+    "reduced": partial(twins_table, change="reduced"),
 }
 """Tables about one pair, whose name follows; ``findings`` is about all of them."""
 
@@ -108,9 +112,7 @@ def write(page: Path, folder: Path) -> None:
     made = render(text, results)
     for pair, path in figures(text).items():
         frontier_figure(results[pair], page.parent / path)
-    temporary = page.with_name(f".{page.name}.tmp")
-    temporary.write_text(made, encoding="utf-8")
-    os.replace(temporary, page)
+    write_text(page, made)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

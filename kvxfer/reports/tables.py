@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from kvxfer.errors import KvxferError
 from kvxfer.evals.markdown import table
@@ -189,26 +190,59 @@ def features_table(pair: PairResults) -> list[str]:
     return [said, "", *table(header, cells)]
 
 
-def blocks_table(pair: PairResults) -> list[str]:
-    """Maps whose penalty is relative to each block's own variance against those that differ in nothing else."""
-    dial = ("penalty", "per_block")
-    whole = {m.settings_without(dial): m for m in pair.calibrated_alike if not m.dial(*dial)}
-    found = [(m, whole[key]) for m in pair.maps if m.dial(*dial) and (key := m.settings_without(dial)) in whole]
-    require(pair, found, "map with and without penalty.per_block", "per_block")
-    compared = [difference(own.scores, other.scores, pair.baseline) for own, other in found]
-    rows = [
-        (
-            f"`{other.overrides}`",
-            number(nats[0]),
-            number(nats[1]),
-            number(each.nats, sign=True),
-            p_value(each.p),
-            p_value(p),
-        )
-        for (own, other), each, p in zip(found, compared, holm([each.p for each in compared]), strict=True)
-        if (nats := [pair.baseline.per_token(m.scores) for m in (other, own)])
-    ]
-    return table(("Setting", "Nats, one λ", "Nats, λ per block", "Δ", "p", "p (Holm)"), rows)
+@dataclass(frozen=True)
+class Change:
+    """What tells one of two maps from the other, which has the same settings but for some."""
+
+    names: tuple[str, str]
+    is_own: Callable[[MapResult], bool]
+    is_other: Callable[[MapResult], bool]
+    left_out: tuple[str, str]
+    grid: str
+
+
+CHANGES = {
+    "blocks": Change(
+        ("one λ", "λ per block"),
+        lambda m: bool(m.dial("penalty", "per_block")),
+        lambda m: not m.dial("penalty", "per_block"),
+        ("penalty", "per_block"),
+        "per_block",
+    ),
+    "weighted": Change(
+        ("ridge", "weighted"),
+        lambda m: m.name("solver") == "weighted" and m.name("penalty") == "isotropic",
+        lambda m: m.name("solver") == "ridge",
+        ("solver", "name"),
+        "maps",
+    ),
+    "reduced": Change(
+        ("full", "reduced"),
+        lambda m: m.name("rank") == "reduced" and m.name("penalty") == "isotropic" and m.tuned,
+        lambda m: m.name("rank") == "full",
+        ("rank", "*"),
+        "maps",
+    ),
+}
+
+
+def twins_table(pair: PairResults, change: str) -> list[str]:
+    """Maps with some setting (a name of ``CHANGES``) against those that differ from them in nothing else."""
+    wanted = CHANGES[change]
+    key = wanted.left_out
+    others = {m.settings_without(key): m for m in pair.calibrated_alike if wanted.is_other(m)}
+    own = [m for m in pair.calibrated_alike if wanted.is_own(m) and m.settings_without(key) in others]
+    require(pair, own, f"pair of maps for the table {change!r}", wanted.grid)
+    twins = sorted(((m, others[m.settings_without(key)]) for m in own), key=lambda two: two[1].overrides)
+    compared = [difference(m.scores, other.scores, pair.baseline) for m, other in twins]
+    rows = []
+    for (m, other), each, p in zip(twins, compared, holm([each.p for each in compared]), strict=True):
+        nats = [number(pair.baseline.per_token(one.scores)) for one in (other, m)]
+        costs = [percent(one.share) for one in (other, m)]
+        rows.append((f"`{other.overrides}`", *nats, number(each.nats, sign=True), p_value(each.p), p_value(p), *costs))
+    first, second = wanted.names
+    header = ("Setting", f"Nats, {first}", f"Nats, {second}", "Δ", "p", "p (Holm)", f"Prefill share, {first}", second)
+    return table(header, rows)
 
 
 def best_table(pair: PairResults) -> list[str]:

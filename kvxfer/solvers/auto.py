@@ -16,13 +16,13 @@ from kvxfer.moments import Moments, Output
 from kvxfer.probe import Probe
 from kvxfer.selection import Selection
 from kvxfer.solvers.base import Fit, Solver, Splits
-from kvxfer.solvers.closed import ClosedForm
+from kvxfer.solvers.closed import Dials
 
 CHOOSE = ("layer", "one")
 
 
 @dataclass(frozen=True)
-class Auto(ClosedForm):
+class Auto(Dials):
     """The best of some solvers, each with the same dials.
 
     Args:

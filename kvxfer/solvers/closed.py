@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,8 +38,8 @@ _OPTIONS = {
 
 
 @dataclass(frozen=True)
-class ClosedForm:
-    """A solver from moments.
+class Dials:
+    """The hyperparameters that all solvers from moments share.
 
     Args:
         k: how many source layers feed a target layer, or ``auto``: the k in 1, 2, 4, 8, ... whose maps score best on
@@ -67,7 +68,6 @@ class ClosedForm:
     features: Features = DESIGNS["same"]
     penalty: Penalty = field(default_factory=Isotropic)
     rank: Rank = field(default_factory=Full)
-    name: str = "closed"
 
     def __post_init__(self) -> None:
         if self.k != "auto" if isinstance(self.k, str) else self.k != int(self.k) or self.k < 1:
@@ -101,9 +101,16 @@ class ClosedForm:
         """Whether the solver reads ``splits.weighted``."""
         return False
 
+
+@dataclass(frozen=True)
+class ClosedForm(Dials, ABC):
+    """A solver that is one closed form."""
+
+    name: str = "closed"
+
+    @abstractmethod
     def parts(self, blocks: tuple[Block, ...], layout: Layout) -> list[Part]:
         """The independent solves that make up one output from a design."""
-        raise NotImplementedError
 
     def moments(self, splits: Splits, split: str, outputs: list[Output]) -> Moments:
         """The moments that outputs are fitted, chosen or reported on; source layers are ranked by the plain ones."""

@@ -15,12 +15,12 @@ from kvxfer.reports import page
 from kvxfer.reports.data import load_results
 from kvxfer.reports.tables import (
     best_table,
-    blocks_table,
     calibration_table,
     features_table,
     front,
     frontier_table,
     maps_table,
+    twins_table,
 )
 from tests.collected import collected, make_map, write
 
@@ -50,6 +50,18 @@ def cells(lines: list[str]) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines if line.startswith("|")]
 
 
+def test_weighted_and_reduced_maps_are_compared_with_their_twins(tmp_path: Path) -> None:
+    own = make_map(1.5, 9, solver="weighted"), make_map(1.3, 10, features="both", rank="reduced", r=0.5)
+    pair = load_results(write(tmp_path, collected([*maps(), *own])))["toy"]
+    _, _, weighted = cells(twins_table(pair, "weighted"))
+    assert "features=same" in weighted[0]
+    assert weighted[3] == "\N{MINUS SIGN}0.100"
+    _, _, reduced = cells(twins_table(pair, "reduced"))
+    assert "features=both" in reduced[0]
+    assert [float(cell) for cell in reduced[1:3]] == [1.25, 1.2]
+    assert reduced[-2:] == ["20.0 %", "10.0 %"]
+
+
 def test_another_text_is_shown_apart(tmp_path: Path) -> None:
     folder = write(tmp_path, collected(maps()))
     other = collected([make_map(1.3, 20, baseline="c")], corpus="stdlib")
@@ -71,7 +83,7 @@ def test_designs_are_shown_with_what_they_cost(toy) -> None:
 def test_a_penalty_per_block_is_compared_with_what_differs_in_nothing_else(tmp_path: Path) -> None:
     own = make_map(1.1, 9, features="both", share=0.2, per_block=True)
     pair = load_results(write(tmp_path, collected([*maps(), own])))["toy"]
-    _, _, row = cells(blocks_table(pair))
+    _, _, row = cells(twins_table(pair, "blocks"))
     assert "features=both" in row[0]
     assert [float(cell) for cell in row[1:3]] == [1.25, 1.1]
     assert own["runs"]["evaluate"] not in {one.data["runs"]["evaluate"] for one in pair.rows.values()}
