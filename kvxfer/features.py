@@ -125,7 +125,8 @@ class Features:
             ours, theirs = getattr(self, kind), getattr(other, kind)
             if ours and theirs not in (0, ours):
                 raise KvxferError(
-                    f"features.{kind}={theirs} is not the {ours} of pair.features={self.name}: set calibration.features"
+                    f"features.{kind}={theirs} is not the {ours} of pair.features={self.name}: one pass keeps one "
+                    "number of them; set another pair.features (e.g. both)"
                 )
         embeddings = [f.target_embedding for f in (self, other) if f.target_embedding is not None]
         return Features(
