@@ -31,7 +31,7 @@ VERSIONS = {
     "calibrate": 2,  # 1: first; 2: query metrics beside the moments
     "train": 3,  # 1: first; 2: maps may be factored, and are chosen by more dials; 3: λ at α > 0 near the best of ridge
     "baseline": 1,  # 1: first
-    "evaluate": 1,  # 1: first
+    "evaluate": 2,  # 1: first; 2: the target reads no more than the exact tokens of a mapped prompt
     "compare": 1,  # 1: first
 }
 """Raised whenever a stage's numbers may change, with a word on why: older runs are then not taken for new ones."""

@@ -163,6 +163,7 @@ class EvalConf:
     generate: bool = True
     choices: int = 0
     answer: int = 16
+    score_rest: bool = False
     seed: int = 0
     conditions: str = "all"
 

@@ -83,16 +83,19 @@ def mapped_conditions(
     """
     first, stop = plan.mapped_span(prompt.shape[1])
     head, tail = prompt[:, :stop], prompt[:, stop:]
-    exact = pair.target.prefill(head)
+    exact = pair.target.prefill(head[:, :first]) if first else None
 
     def transferred(tokens: Int64[Tensor, "batch head"]) -> KV:
         content = pair.content("source", read_source(pair, tokens, mapper.extras))
         return pair.rotated("target", mapper.map(content, tokens))
 
+    def planned(cache: KV) -> KV:
+        return cache if exact is None else KV.join([exact, cache.span(first, cache.tokens)])
+
     mapped = transferred(head)
-    caches = {"mapped": _planned(exact, mapped, first), "mapped_all": mapped}
+    caches = {"mapped": planned(mapped), "mapped_all": mapped}
     if "wrong_donor" in wanted:
-        caches["wrong_donor"] = _planned(exact, transferred(donors[:, :stop]), first)
+        caches["wrong_donor"] = planned(transferred(donors[:, :stop]))
     return {name: Prepared(pair.target, caches[name], tail) for name in MAPPED if name in wanted}
 
 

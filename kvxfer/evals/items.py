@@ -29,6 +29,7 @@ class EvalSpec:
     generate: bool = True
     choices: int = 0
     answer: int = 16
+    score_rest: bool = False
     seed: int = 0
     conditions: str = "all"
 
@@ -51,6 +52,7 @@ class EvalSpec:
         """What decides the numbers. All conditions were always scored and go unsaid, as do questions not asked."""
         left_out = {"conditions"} if self.conditions == "all" else set()
         left_out |= set() if self.choices else {"choices", "answer"}
+        left_out |= set() if self.choices and self.score_rest else {"score_rest"}
         return {key: value for key, value in vars(self).items() if key not in left_out}
 
 
@@ -61,7 +63,7 @@ class Item:
     Attributes:
         prompt: token ids that the models are given; the first ``context`` of them are the story or prefix.
         answer: the token ids that should follow.
-        candidates: answers to choose from (the right one among them), or none for running text.
+        candidates: answers to choose from, or none for running text. The right one is the answer or begins it.
     """
 
     id: str
@@ -71,6 +73,11 @@ class Item:
     context: int
     answer: tuple[int, ...]
     candidates: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def right(self) -> int:
+        """The place of the right candidate."""
+        return next(n for n, candidate in enumerate(self.candidates) if self.answer[: len(candidate)] == candidate)
 
     @property
     def chance(self) -> float | None:
@@ -132,7 +139,8 @@ def choice_items(spec: EvalSpec, corpus: CorpusSpec, tokenizer: Any, length: int
     """Which text follows? ``eval.choices`` continuations of one length: the row's own, and those of other documents.
 
     A row gives ``eval.questions`` of them, at places spread over its second half; the others' continuations are cut at
-    the same place of rows that are spread over the split.
+    the same place of rows that are spread over the split. With ``eval.score_rest`` the nats are those of the whole rest
+    of the row, as without choices: one cache then gives both measures.
     """
     rows = load_rows(corpus, tokenizer, "evaluation", length=length)
     first, last = length // 2, length - spec.answer
@@ -158,7 +166,7 @@ def choice_items(spec: EvalSpec, corpus: CorpusSpec, tokenizer: Any, length: int
                     kind=f"{rows.domain}: which text follows",
                     prompt=tuple(tokens[:cut]),
                     context=cut,
-                    answer=parts[0],
+                    answer=tuple(tokens[cut:]) if spec.score_rest else parts[0],
                     candidates=tuple(parts),
                 )
             )

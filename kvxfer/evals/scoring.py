@@ -42,8 +42,10 @@ def score(prepared: Prepared, items: list[Item], stop: int | None) -> list[Score
         nats = -token_log_likelihoods(prepared, torch.tensor([item.answer for item in items])).double().sum(1)
         return [Score(float(value), None, None) for value in nats]
     sums = candidate_log_likelihoods(prepared, items)
-    right = torch.tensor([item.candidates.index(item.answer) for item in items])
+    right = torch.tensor([item.right for item in items])
     nats = -sums[torch.arange(len(items)), right]
+    if len(items[0].answer) > len(items[0].candidates[items[0].right]):
+        nats = -token_log_likelihoods(prepared, torch.tensor([item.answer for item in items])).double().sum(1)
     chosen = sums.argmax(1)
     written = [None] * len(items) if stop is None else _generated(prepared, items, stop)
     return [Score(float(n), bool(c), w) for n, c, w in zip(nats.double(), chosen == right, written, strict=True)]

@@ -218,9 +218,10 @@ def load_results(folder: Path) -> dict[str, PairResults]:
 
 
 def _asked(baseline: Json) -> str:
-    """The text of an evaluation, or ``questions`` if it was which text follows."""
+    """The text of an evaluation, or ``questions`` if it was only which text follows."""
     config = baseline["config"]
-    return "questions" if config["eval"].get("choices") else str(config.get("corpus", {}).get("name"))
+    only = config["eval"].get("choices") and not config["eval"].get("score_rest")
+    return "questions" if only else str(config.get("corpus", {}).get("name"))
 
 
 def _baseline(identifier: str, data: Json) -> Baseline:

@@ -8,7 +8,7 @@ import pytest
 
 from kvxfer.corpus import CorpusSpec, RowCounts
 from kvxfer.errors import KvxferError
-from kvxfer.evals.items import EvalSpec, batches, choice_items
+from kvxfer.evals.items import EvalSpec, batches, choice_items, text_items
 from tests.small_corpora import make_documents, tokenizer_of, write_folder
 
 
@@ -51,3 +51,11 @@ def test_choices_that_cannot_be_asked_are_refused(text):
         EvalSpec(choices=1)
     with pytest.raises(KvxferError, match=r"raise corpus\.rows\.evaluation"):
         choice_items(EvalSpec(choices=60, answer=5), spec, tokenizer, 24)
+
+
+def test_with_the_rest_scored_an_item_is_the_text_item_with_a_question(text):
+    spec, tokenizer = text
+    asked = choice_items(EvalSpec(choices=4, answer=5, questions=1, score_rest=True), spec, tokenizer, 24)
+    plain = text_items(EvalSpec(), spec, tokenizer, 24)
+    assert [(item.prompt, item.answer) for item in asked] == [(item.prompt, item.answer) for item in plain]
+    assert all(item.candidates[item.right] == item.answer[:5] for item in asked)
