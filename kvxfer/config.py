@@ -14,7 +14,8 @@ from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from kvxfer.errors import KvxferError
-from kvxfer.schema import SCHEMAS
+from kvxfer.schema import SCHEMAS, CorpusConf
+from kvxfer.schema_evals import EVALS
 
 if TYPE_CHECKING:
     from kvxfer.stages.settings import CalibrateSettings, EvaluateSettings, TrainSettings
@@ -28,6 +29,8 @@ def register(stage: str | None = None) -> None:
     store = ConfigStore.instance()
     for name, schema in SCHEMAS.items():
         store.store(name=f"base_{name}", node=schema)
+    for kind, node in EVALS.items():
+        store.store(group="schema/eval", name=kind, node=node)
     if stage is not None:
         store.store(name="stage", node={"defaults": [stage, "_self_"]})
 
@@ -79,8 +82,20 @@ def to_settings(
     _refuse_unknown_keys(conf, "")
     if conf.logger.group is None:
         conf.logger.group = group
-    build = {"calibrate": settings.calibrate, "train": settings.train, "evaluate": settings.evaluate}
+    if stage == "evaluate":
+        asked: Any = vars(conf)["eval"]
+        return settings.evaluate(conf, [corpus_option(name) for name in getattr(asked, "domains", [])])
+    build = {"calibrate": settings.calibrate, "train": settings.train}
     return build[stage](conf)
+
+
+def corpus_option(name: str) -> Any:
+    """An option of group ``corpus`` by itself, typed: an evaluation may read more texts than the run's own."""
+    file = config_directory() / "corpus" / f"{name}.yaml"
+    if not file.is_file():
+        options = ", ".join(sorted(each.stem for each in file.parent.glob("*.yaml")))
+        raise KvxferError(f"eval.domains: {name!r} is no option of corpus; there are {options}")
+    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(CorpusConf), OmegaConf.load(file)))
 
 
 def job_config(cfg: DictConfig) -> DictConfig:
@@ -119,6 +134,9 @@ def save_job(file: Path, label: str, cfg: DictConfig) -> None:
 def load_job(stage: str, file: Path) -> tuple[str, DictConfig]:
     """The label and the config of a sweep's job, typed as the stage's schema."""
     saved = OmegaConf.load(file)
-    config = OmegaConf.merge(OmegaConf.structured(SCHEMAS[stage]), saved.config)
+    schema = OmegaConf.structured(SCHEMAS[stage])
+    if stage == "evaluate":
+        schema.eval = EVALS[saved.config.eval.kind]()
+    config = OmegaConf.merge(schema, saved.config)
     assert isinstance(config, DictConfig)
     return str(saved.job), config

@@ -7,6 +7,8 @@ from typing import Optional, Union
 
 from omegaconf import II, MISSING
 
+from kvxfer.schema_evals import EvalConf
+
 Number = Union[int, float, str]  # noqa: UP007  (OmegaConf reads this form only)
 
 
@@ -148,24 +150,6 @@ class PlanConf:
     name: str = MISSING
     exact_first: int = 4
     hold_back: int = 1
-
-
-@dataclass
-class EvalConf:
-    """Group ``eval``."""
-
-    name: str = MISSING
-    stories: int = 200
-    questions: int = 5
-    length: int | None = None
-    prefix: int | None = None
-    batch_size: int = 25
-    generate: bool = True
-    choices: int = 0
-    answer: int = 16
-    score_rest: bool = False
-    seed: int = 0
-    conditions: str = "all"
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Int64
@@ -18,7 +18,9 @@ CONDITIONS = ("all", "mapped")
 
 @dataclass(frozen=True)
 class EvalSpec:
-    """The fields of ``configs/eval/*.yaml``."""
+    """The fields of the options of kind ``items``."""
+
+    kind: ClassVar[str] = "items"
 
     name: str = "standard"
     stories: int = 200

@@ -76,7 +76,7 @@ def body(results: Results) -> list[str]:
             "R² tells which source layers predict a target layer; it does not predict how well the target answers.",
             "",
         ]
-    return lines + _gates(results) + _map(results) + _provenance(results)
+    return lines + _gates(results) + about_map(results) + provenance(results)
 
 
 def _context(results: Results) -> list[str]:
@@ -190,7 +190,7 @@ def _small(value: Any) -> str:
     return f"{value:.1e}" if isinstance(value, float) and value else setting(value)
 
 
-def _map(results: Results) -> list[str]:
+def about_map(results: Results) -> list[str]:
     """What the map is and what it costs."""
     fitted = results["map"]
     if not fitted:
@@ -223,7 +223,8 @@ def _flat(value: Mapping[str, Any], path: str = "") -> list[tuple[str, Any]]:
     return rows
 
 
-def _provenance(results: Results) -> list[str]:
+def provenance(results: Results) -> list[str]:
+    """Where it comes from."""
     pair = results["pair"] or {}
     rows = [("evaluation", setting(results["run_id"]))]
     simple = [(f"pair.{key}", item) for key, item in pair.items() if not isinstance(item, Mapping | list)]

@@ -14,6 +14,7 @@ from kvxfer.pairs import Pair
 from kvxfer.plan import Plan
 from kvxfer.progress import progress
 from kvxfer.runs import open_run, read_json, write_json
+from kvxfer.stages.describing import evaluated_corpus
 from kvxfer.stages.settings import EvaluateSettings
 
 log = logging.getLogger("kvxfer")
@@ -56,7 +57,7 @@ class Baselines:
 
 def ask(settings: EvaluateSettings, pair: Pair) -> Asked:
     """The items of an evaluation of this pair."""
-    spec, corpus = settings.eval, settings.corpus
+    spec, corpus = settings.items, settings.corpus
     length = spec.length or corpus.length
     pair.check_length(length, "eval.length" if spec.length else "corpus.length")
     toy = corpus.kind == "toy"
@@ -70,12 +71,10 @@ def ask(settings: EvaluateSettings, pair: Pair) -> Asked:
 
 def baseline_config(settings: EvaluateSettings, two_tables: bool) -> dict[str, Any]:
     """What decides the baselines; options' names do not."""
-    corpus = settings.corpus.identity()
-    asked = {key: value for key, value in settings.eval.identity().items() if key not in ("name", "conditions")}
+    asked = {key: value for key, value in settings.items.identity().items() if key not in ("name", "conditions")}
     return {
         "pair": settings.pair_identity,
-        "corpus": {k: v for k, v in corpus.items() if k not in ("rows", "skip_first")}
-        | {"rows": corpus["rows"]["evaluation"]},
+        "corpus": evaluated_corpus(settings.corpus),
         "eval": {**asked, "tables": 2 if two_tables else 1},
         "plan": {"exact_first": settings.plan.exact_first, "hold_back": settings.plan.hold_back},
     }

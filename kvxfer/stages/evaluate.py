@@ -14,7 +14,7 @@ from kvxfer.apply import Mapper
 from kvxfer.errors import KvxferError
 from kvxfer.evals.conditions import MAPPED, Prepared, mapped_conditions
 from kvxfer.evals.evaluation import Records, evaluate_items
-from kvxfer.evals.items import Batch
+from kvxfer.evals.items import Batch, EvalSpec
 from kvxfer.evals.statistics import summarise
 from kvxfer.evals.tables import number, percent
 from kvxfer.loggers import RunLogger, open_loggers
@@ -25,7 +25,10 @@ from kvxfer.progress import progress
 from kvxfer.report import terminal_table, write_results
 from kvxfer.runs import RECORD, Run, environment, open_run, read_json
 from kvxfer.stages.baseline import Baselines, ask, find_baselines
-from kvxfer.stages.settings import EvaluateSettings, dials, label
+from kvxfer.stages.describing import columns as about_run
+from kvxfer.stages.describing import describe_map, evaluated_corpus
+from kvxfer.stages.measure import measure
+from kvxfer.stages.settings import EvaluateSettings, label
 from kvxfer.stages.train import SELECTION, train, train_id
 
 log = logging.getLogger("kvxfer")
@@ -38,20 +41,21 @@ def evaluate(settings: EvaluateSettings, show: bool = True) -> list[Path]:
         show: print the table; otherwise one line is logged.
     """
     directory = find_map(settings)
+    spec = settings.eval
+    if not isinstance(spec, EvalSpec):
+        return measure(settings, spec, directory, show)
     cache_map = CacheMap.load(directory)
-    corpus = settings.corpus.identity()
     config = {
         "plan": vars(settings.plan),
-        "eval": settings.eval.identity(),
-        "corpus": {k: v for k, v in corpus.items() if k not in ("rows", "skip_first")}
-        | {"rows": corpus["rows"]["evaluation"]},
+        "eval": spec.identity(),
+        "corpus": evaluated_corpus(settings.corpus),
         "pair": settings.pair_identity,
     }
     with open_run(settings.outputs, "evaluate", config, {"train": cache_map.hash}, settings.force) as run:
         if run.done:
             log.info("evaluation %s is there already", run.id)
         else:
-            columns = _columns(settings, cache_map)
+            columns = about_run(settings, cache_map)
             name, tags = label(columns)
             about = {**columns, "config": config, "inputs": {"train": directory.name, "map": cache_map.hash}}
             group = settings.logger.group or settings.pair.label
@@ -93,21 +97,13 @@ def find_map(settings: EvaluateSettings) -> Path:
     return train(replace(settings, force=False))
 
 
-def _columns(settings: EvaluateSettings, cache_map: CacheMap) -> dict[str, Any]:
-    """Flat columns from the map's own manifest: with ``map=`` it need not be the config's."""
-    m = cache_map.manifest
-    names = {key: m[key]["name"] for key in ("solver", "penalty", "rank", "features")}
-    about = {"plan": settings.plan.name, "corpus": settings.corpus.name, "eval": settings.eval.name}
-    return {"pair": settings.pair.label, **names, **dials(m), **about}
-
-
 def _evaluate(settings: EvaluateSettings, run: Run, cache_map: CacheMap, directory: Path) -> dict[str, Any]:
     pair = load_pair(settings.pair)
     cache_map.require(pair.describe())
     asked = ask(settings, pair)
     baselines = find_baselines(settings, pair, asked)
     mapper = Mapper(cache_map, pair.target.device, pair=pair)
-    wanted = MAPPED if settings.eval.conditions == "all" else ("mapped",)
+    wanted = MAPPED if settings.items.conditions == "all" else ("mapped",)
 
     def score(plan: Plan, known: Records) -> Records:
         def conditions(batch: Batch) -> dict[str, Prepared]:
@@ -142,19 +138,7 @@ def _results(
         "run_id": run.id,
         "title": f"{pair.name}: {m['features']['name']} features, {m['solver']['name']}",
         "pair": {"name": pair.name, **pair.describe()},
-        "map": {
-            "run_id": directory.name,
-            "sha256": cache_map.hash,
-            **{key: m[key]["name"] for key in ("solver", "penalty", "rank", "features")},
-            "lam": m["penalty"]["lam"],
-            "k": m["solver"]["k"],
-            "parameters": cache_map.parameters,
-            "bytes": cache_map.bytes,
-            "flops_per_token": cache_map.flops_per_token,
-            "bytes_read_per_token": cache_map.bytes_read_per_token,
-            "bytes_written_per_token": cache_map.bytes_written_per_token,
-            "share_of_prefill_flops": cache_map.flops_per_token / pair.target.geometry.prefill_flops(prompt),
-        },
+        "map": describe_map(cache_map, directory, pair, prompt),
         **summarise(list(records.values())),
         "tables": tables,
         "ancestry": None if ancestry is None else ancestry.to_dict(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property, reduce
 from pathlib import Path
@@ -11,7 +12,9 @@ from typing import Any
 from kvxfer.calibration import CalibrationSpec
 from kvxfer.corpus import CorpusSpec, RowCounts
 from kvxfer.errors import KvxferError
+from kvxfer.evals.base import Evaluation
 from kvxfer.evals.items import EvalSpec
+from kvxfer.evals.kinds import KINDS
 from kvxfer.features import DESIGNS, Features
 from kvxfer.loggers import LoggerSpec
 from kvxfer.pairs import ModelSpec, PairSpec, pair_identity
@@ -83,8 +86,16 @@ class EvaluateSettings(TrainSettings):
     """What ``evaluate.py`` needs."""
 
     plan: Plan
-    eval: EvalSpec
+    eval: EvalSpec | Evaluation
     map: str | None
+    domains: tuple[CorpusSpec, ...] = ()
+
+    @property
+    def items(self) -> EvalSpec:
+        """The evaluation, where it is one of items."""
+        if not isinstance(self.eval, EvalSpec):
+            raise KvxferError(f"eval={self.eval.name} asks no items; use eval=standard, mapped or choices")
+        return self.eval
 
 
 def _model(conf: Any) -> ModelSpec:
@@ -95,6 +106,12 @@ def label(columns: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
     """The name and the tags of a logged run about a map."""
     name = f"{columns['pair']}/{columns['features']}-{columns['solver']}-{columns['penalty']}-{columns['rank']}"
     return name, tuple(str(columns[key]) for key in ("pair", "solver", "penalty", "rank", "features"))
+
+
+def _corpus(conf: Any) -> CorpusSpec:
+    corpus = CorpusSpec(**{**vars(conf), "rows": RowCounts(**vars(conf.rows))})
+    corpus.validate()
+    return corpus
 
 
 AUTO_PROBE_ROWS = 16
@@ -126,8 +143,7 @@ def _common(conf: Any, features: Features | None, probe: bool = False, weights: 
         attention=conf.pair.attention,
         reverse=conf.pair.reverse,
     )
-    corpus = CorpusSpec(**{**vars(conf.corpus), "rows": RowCounts(**vars(conf.corpus.rows))})
-    corpus.validate()
+    corpus = _corpus(conf.corpus)
     keeps = design(conf.pair.features, "pair.features")
     if conf.calibration.features != "auto":
         keeps = design(conf.calibration.features, "calibration.features")
@@ -275,12 +291,16 @@ def train(conf: Any) -> TrainSettings:
     return TrainSettings(**_training(conf))
 
 
-def evaluate(conf: Any) -> EvaluateSettings:
-    """Settings of ``evaluate.py``."""
+def evaluate(conf: Any, domains: Sequence[Any] = ()) -> EvaluateSettings:
+    """Settings of ``evaluate.py``; ``domains`` are the corpora that ``eval.domains`` names."""
     plan = Plan(**vars(conf.plan))
-    if conf.eval.choices and conf.corpus.kind == "toy":
+    given = {key: tuple(value) if isinstance(value, list) else value for key, value in vars(conf.eval).items()}
+    del given["kind"]
+    spec = _choice({"items": EvalSpec, **KINDS}, conf.eval.kind, "eval.kind")(**given)
+    if isinstance(spec, EvalSpec) and spec.choices and conf.corpus.kind == "toy":
         raise KvxferError(
             f"eval.choices={conf.eval.choices} asks which text follows, and corpus={conf.corpus.name} has questions of "
             "its own: use eval=mapped or eval=standard"
         )
-    return EvaluateSettings(**_training(conf), plan=plan, eval=EvalSpec(**vars(conf.eval)), map=conf.map)
+    texts = tuple(_corpus(each) for each in domains)
+    return EvaluateSettings(**_training(conf), plan=plan, eval=spec, map=conf.map, domains=texts)

@@ -1,0 +1,47 @@
+"""The typed schema of group ``eval``: one dataclass for each kind of evaluation, which its options build on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from omegaconf import MISSING
+
+
+@dataclass
+class EvalConf:
+    """What every option has: its name, and which evaluation it sets (``kvxfer.evals.kinds``)."""
+
+    name: str = MISSING
+    kind: str = MISSING
+
+
+@dataclass
+class ItemsConf(EvalConf):
+    """``eval.kind=items``."""
+
+    stories: int = 200
+    questions: int = 5
+    length: int | None = None
+    prefix: int | None = None
+    batch_size: int = 25
+    generate: bool = True
+    choices: int = 0
+    answer: int = 16
+    score_rest: bool = False
+    seed: int = 0
+    conditions: str = "all"
+
+
+@dataclass
+class PerplexityConf(EvalConf):
+    """``eval.kind=perplexity``."""
+
+    prefixes: list[int] = field(default_factory=list)
+    scored: int = 64
+    rows: int = 64
+    domains: list[str] = field(default_factory=list)
+    batch_size: int = 8
+    seed: int = 0
+
+
+EVALS: dict[str, type[EvalConf]] = {"items": ItemsConf, "perplexity": PerplexityConf}

@@ -1,0 +1,44 @@
+"""What every evaluation records of the map and the text that it is about."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from kvxfer.corpus import CorpusSpec
+from kvxfer.maps import CacheMap
+from kvxfer.pairs import Pair
+from kvxfer.stages.settings import EvaluateSettings, dials
+
+
+def columns(settings: EvaluateSettings, cache_map: CacheMap) -> dict[str, Any]:
+    """Flat columns from the map's own manifest: with ``map=`` it need not be the config's."""
+    m = cache_map.manifest
+    names = {key: m[key]["name"] for key in ("solver", "penalty", "rank", "features")}
+    about = {"plan": settings.plan.name, "corpus": settings.corpus.name, "eval": settings.eval.name}
+    return {"pair": settings.pair.label, **names, **dials(m), **about}
+
+
+def evaluated_corpus(corpus: CorpusSpec) -> dict[str, Any]:
+    """What of a text decides an evaluation."""
+    identity = corpus.identity()
+    kept = {key: value for key, value in identity.items() if key not in ("rows", "skip_first")}
+    return {**kept, "rows": identity["rows"]["evaluation"]}
+
+
+def describe_map(cache_map: CacheMap, directory: Path, pair: Pair, prompt: int) -> dict[str, Any]:
+    """A map's settings and its cost; ``prompt`` is how long the prefill is that its cost is compared with."""
+    m = cache_map.manifest
+    return {
+        "run_id": directory.name,
+        "sha256": cache_map.hash,
+        **{key: m[key]["name"] for key in ("solver", "penalty", "rank", "features")},
+        "lam": m["penalty"]["lam"],
+        "k": m["solver"]["k"],
+        "parameters": cache_map.parameters,
+        "bytes": cache_map.bytes,
+        "flops_per_token": cache_map.flops_per_token,
+        "bytes_read_per_token": cache_map.bytes_read_per_token,
+        "bytes_written_per_token": cache_map.bytes_written_per_token,
+        "share_of_prefill_flops": cache_map.flops_per_token / pair.target.geometry.prefill_flops(prompt),
+    }

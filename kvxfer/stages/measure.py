@@ -1,0 +1,106 @@
+"""An evaluation of a kind of its own: measured once, told from its JSON, logged like any other."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from kvxfer.apply import Mapper
+from kvxfer.evals.base import Evaluation, Subject
+from kvxfer.evals.kinds import KINDS
+from kvxfer.evals.rendering import write_report
+from kvxfer.loggers import RunLogger, open_loggers
+from kvxfer.maps import CacheMap
+from kvxfer.pairs import Pair, load_pair
+from kvxfer.runs import Run, environment, open_run, read_json
+from kvxfer.stages.describing import columns, describe_map, evaluated_corpus
+from kvxfer.stages.settings import EvaluateSettings, label
+
+log = logging.getLogger("kvxfer")
+
+SCHEMA = 1
+
+
+def measure(settings: EvaluateSettings, spec: Evaluation, directory: Path, show: bool = True) -> list[Path]:
+    """Measure a map (or find that it was) and return the paths of the report and of results.json.
+
+    Args:
+        directory: where the map lies.
+        show: print the verdict; otherwise it is logged.
+    """
+    cache_map = CacheMap.load(directory)
+    config = {
+        "plan": vars(settings.plan),
+        "eval": spec.identity(),
+        "corpus": evaluated_corpus(settings.corpus),
+        "domains": [evaluated_corpus(each) for each in settings.domains],
+        "pair": settings.pair_identity,
+    }
+    with open_run(settings.outputs, "evaluate", config, {"train": cache_map.hash}, settings.force) as run:
+        if run.done:
+            log.info("evaluation %s is there already", run.id)
+        else:
+            about = columns(settings, cache_map)
+            name, tags = label(about)
+            logged = {**about, "config": config, "inputs": {"train": directory.name, "map": cache_map.hash}}
+            group = settings.logger.group or settings.pair.label
+            with open_loggers(settings.logger, run.work, run.id, "evaluate", name, logged, group, tags) as out:
+                results = _measure(settings, spec, run, cache_map, directory)
+                write_report(results, run.work)
+                _log(out, results, run.work)
+            run.commit()
+            evidence = {key: value for key, value in results.items() if key not in ("data", "map")}
+            cache_map.add_evidence(directory, run.id, {**evidence, "metrics": spec.metrics(results["data"])})
+    results = read_json(run.path / "results.json")
+    if show:
+        Console().print(f"{results['title']}\n{results['verdict']['sentence']}", highlight=False)
+    else:
+        log.info("%s: %s", results["title"], results["verdict"]["sentence"])
+    return [run.path / "report.md", run.path / "results.json"]
+
+
+def _measure(
+    settings: EvaluateSettings, spec: Evaluation, run: Run, cache_map: CacheMap, directory: Path
+) -> dict[str, Any]:
+    pair = load_pair(settings.pair)
+    cache_map.require(pair.describe())
+    data = spec.measure(subject_of(settings, pair, cache_map, directory))
+    verdict = spec.verdict(data)
+    m = cache_map.manifest
+    return {
+        "schema": SCHEMA,
+        "kind": spec.kind,
+        "run_id": run.id,
+        "title": f"{pair.name}: {m['features']['name']} features, {m['solver']['name']}",
+        "pair": {"name": pair.name, **pair.describe()},
+        "map": describe_map(cache_map, directory, pair, settings.corpus.length),
+        "verdict": {"kind": verdict.kind, "sentence": verdict.sentence},
+        "data": data,
+        "provenance": {
+            "inputs": {"train": directory.name, "map": cache_map.hash, "calibrate": m["calibration"]},
+            "config": run.record["config"],
+            "plan": vars(settings.plan),
+            "environment": environment(),
+            "started": run.record["started"],
+        },
+    }
+
+
+def subject_of(settings: EvaluateSettings, pair: Pair, cache_map: CacheMap, directory: Path) -> Subject:
+    """What an evaluation is given."""
+    mapper = Mapper(cache_map, pair.target.device, pair=pair)
+    return Subject(
+        pair, cache_map, mapper, directory, settings.plan, settings.corpus, settings.domains, settings.outputs
+    )
+
+
+def _log(out: RunLogger, results: dict[str, Any], work: Path) -> None:
+    kind = results["kind"]
+    out.metrics({f"eval/{kind}/{key}": value for key, value in KINDS[kind].metrics(results["data"]).items()})
+    for figure in sorted(work.rglob("*.png")):
+        out.figure(figure.stem, figure)
+    files = [work / "results.json", work / "report.md"]
+    out.artifact(f"eval-{results['run_id']}", "kv-eval", files, {"map": results["map"]["sha256"]})
