@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from kvxfer.errors import KvxferError
+from kvxfer.errors import KvxferError, NotApplicable
 from kvxfer.schema import SCHEMAS, CorpusConf
 from kvxfer.schema_evals import EVALS
 
@@ -42,8 +44,10 @@ def config_directory() -> Path:
 
 
 def compose(stage: str, overrides: list[str]) -> DictConfig:
-    """The config of a stage as its command line would compose it."""
+    """The config of a stage as its command line would compose it; within a command, from where it looks itself."""
     register()
+    if GlobalHydra.instance().is_initialized():
+        return hydra_compose(stage, overrides)
     with initialize_config_dir(str(config_directory()), version_base="1.3"):
         return hydra_compose(stage, overrides)
 
@@ -84,7 +88,8 @@ def to_settings(
         conf.logger.group = group
     if stage == "evaluate":
         asked: Any = vars(conf)["eval"]
-        return settings.evaluate(conf, [corpus_option(name) for name in getattr(asked, "domains", [])])
+        domains = [corpus_option(name) for name in getattr(asked, "domains", [])]
+        return settings.evaluate(conf, domains, _parts(cfg, getattr(asked, "parts", []), group))
     build = {"calibrate": settings.calibrate, "train": settings.train}
     return build[stage](conf)
 
@@ -96,6 +101,29 @@ def corpus_option(name: str) -> Any:
         options = ", ".join(sorted(each.stem for each in file.parent.glob("*.yaml")))
         raise KvxferError(f"eval.domains: {name!r} is no option of corpus; there are {options}")
     return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(CorpusConf), OmegaConf.load(file)))
+
+
+def _parts(cfg: DictConfig, names: Sequence[str], group: str | None) -> dict[str, EvaluateSettings | NotApplicable]:
+    """The settings of every evaluation that ``eval.parts`` names: the config with that option, or why there is none."""
+    found: dict[str, EvaluateSettings | NotApplicable] = {}
+    for name in names:
+        part = copy.deepcopy(cfg)
+        with flag_override(part, ["struct", "readonly"], False):
+            part.eval = _eval_option(name)
+        try:
+            found[name] = cast("EvaluateSettings", to_settings("evaluate", part, group))
+        except NotApplicable as reason:
+            found[name] = reason
+    return found
+
+
+def _eval_option(name: str) -> DictConfig:
+    """An option of group ``eval`` by itself, with what it builds on."""
+    options = sorted(each.stem for each in (config_directory() / "eval").glob("*.yaml"))
+    if name not in options or name == "full":
+        rest = ", ".join(option for option in options if option != "full")
+        raise KvxferError(f"eval.parts: {name!r} is no option of eval that can be a part; there are {rest}")
+    return cast(DictConfig, compose("evaluate", [f"eval={name}"])["eval"])
 
 
 def job_config(cfg: DictConfig) -> DictConfig:

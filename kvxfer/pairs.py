@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -23,6 +24,7 @@ from kvxfer.hf.tokenizers import compare_tokenizers
 from kvxfer.kv import KV
 
 __all__ = [
+    "Load",
     "ModelSpec",
     "Pair",
     "PairSpec",
@@ -198,6 +200,10 @@ def load_pair(spec: PairSpec) -> Pair:
     for model in loaded:
         prove_rotary(model)
     return Pair(spec, loaded[0], loaded[1], digest)
+
+
+Load = Callable[[PairSpec], Pair]
+"""What loads a pair: ``load_pair``, or something that keeps what it has loaded."""
 
 
 def check_geometries(source: Geometry, target: Geometry) -> None:

@@ -1,6 +1,7 @@
 """A reader's view of results.json: report.md, the console's table and the figures; and writing all of them.
 
-As a command, ``python -m kvxfer.report results/`` makes the tables of docs/results.md (``kvxfer.reports``).
+As a command, ``python -m kvxfer.report RUN...`` sets evaluations side by side, and ``python -m kvxfer.report results/``
+makes the tables of docs/results.md (``kvxfer.reports.command``).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from rich.text import Text
 from kvxfer.errors import KvxferError
 from kvxfer.evals import markdown
 from kvxfer.evals.figures import conditions_figure, r2_heatmap
+from kvxfer.evals.pages import RESULTS, write_pages, written
 from kvxfer.evals.tables import (
     NOTHING,
     SCHEMA,
@@ -51,13 +53,14 @@ def render_report(results: Results) -> str:
     results = _plain(results)
     if "designs" in results:
         return render_comparison(results["designs"], results["best"], results["title"])
-    return markdown.document(results["title"], markdown.body(results))
+    return markdown.document(results["title"], markdown.lead(results), markdown.body(results))
 
 
 def render_comparison(designs: Mapping[str, Results], best: str | None = None, title: str = "Designs compared") -> str:
     """Markdown that sets several designs of a map side by side, their shared baselines once, the best in detail."""
     designs = _plain(designs)
-    return markdown.document(title, markdown.comparison(designs, best or best_design(designs)))
+    best = best or best_design(designs)
+    return markdown.document(title, markdown.comparison_lead(designs, best), markdown.comparison(designs, best))
 
 
 def best_design(designs: Mapping[str, Results]) -> str:
@@ -185,8 +188,8 @@ def _dumps(value: Any, depth: int = 0) -> str:
     return "[\n" + ",\n".join(inside + _dumps(item, depth + 1) for item in value) + "\n" + outside + "]"
 
 
-def write_results(results: Results, directory: Path | str) -> tuple[Path, Path]:
-    """Write figures, report.md and (last) results.json into a directory; returns the paths of report and results.
+def write_results(results: Results, directory: Path | str) -> list[Path]:
+    """Write figures, report.md, report.html and (last) results.json into a directory; returns the three paths.
 
     Raises KvxferError naming the key that is missing, before anything is written. The caller's directory is a
     temporary one that it renames, so nothing here needs to be atomic.
@@ -203,13 +206,12 @@ def write_results(results: Results, directory: Path | str) -> tuple[Path, Path]:
             conditions_figure(rows, directory / path, results["chance"], names)
         else:
             conditions_figure(results["conditions"], directory / path, results["chance"])
-    report, data = directory / "report.md", directory / "results.json"
-    report.write_text(render_report(results), encoding="utf-8")
-    data.write_text(_dumps(results) + "\n", encoding="utf-8")
-    return report, data
+    write_pages(render_report(results), directory)
+    (directory / RESULTS).write_text(_dumps(results) + "\n", encoding="utf-8")
+    return written(directory)
 
 
 if __name__ == "__main__":
-    from kvxfer.reports.page import main
+    from kvxfer.reports.command import main
 
     main()

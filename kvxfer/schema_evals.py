@@ -44,4 +44,11 @@ class PerplexityConf(EvalConf):
     seed: int = 0
 
 
-EVALS: dict[str, type[EvalConf]] = {"items": ItemsConf, "perplexity": PerplexityConf}
+@dataclass
+class FullConf(EvalConf):
+    """``eval.kind=full``."""
+
+    parts: list[str] = field(default_factory=list)
+
+
+EVALS: dict[str, type[EvalConf]] = {"items": ItemsConf, "perplexity": PerplexityConf, "full": FullConf}

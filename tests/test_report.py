@@ -199,8 +199,8 @@ def strict(text: str) -> dict:
 
 
 def test_files_are_written_and_complete(tmp_path):
-    report, data = write_results(make_results(), tmp_path)
-    assert (report, data) == (tmp_path / "report.md", tmp_path / "results.json")
+    report, page, data = write_results(make_results(), tmp_path)
+    assert (report, page, data) == tuple(tmp_path / name for name in ("report.md", "report.html", "results.json"))
     results = strict(data.read_text(encoding="utf-8"))
     validate_results(results)
     assert results["conditions"]["mapped"] == make_results()["conditions"]["mapped"]
@@ -213,7 +213,7 @@ def test_files_are_written_and_complete(tmp_path):
 
 
 def test_a_comparison_is_written_with_its_figure(tmp_path):
-    report, data = write_results(make_comparison(), tmp_path)
+    report, _, data = write_results(make_comparison(), tmp_path)
     assert set(strict(data.read_text(encoding="utf-8"))["designs"]) == {"same", "both", "previous"}
     linked = re.findall(r"\]\((figures/.*?)\)", report.read_text(encoding="utf-8"))
     assert "figures/designs.png" in linked
@@ -224,7 +224,7 @@ def test_what_is_not_finite_becomes_null(tmp_path):
     results = make_results()
     results["provenance"] |= {"bad": [math.nan, np.float32("inf"), np.int64(3)], "flag": np.bool_(True)}
     results["selection"]["r2_keys"][0][0] = np.nan
-    _, data = write_results(results, tmp_path)
+    *_, data = write_results(results, tmp_path)
     written = strict(data.read_text(encoding="utf-8"))
     assert written["provenance"]["bad"] == [None, None, 3]
     assert written["provenance"]["flag"] is True
@@ -232,7 +232,7 @@ def test_what_is_not_finite_becomes_null(tmp_path):
 
 
 def test_a_map_without_selection_has_no_heat_map(tmp_path):
-    report, _ = write_results(make_results() | {"selection": None}, tmp_path)
+    report, *_ = write_results(make_results() | {"selection": None}, tmp_path)
     assert "r2.png" not in report.read_text(encoding="utf-8")
     assert not (tmp_path / "figures" / "r2.png").exists()
 

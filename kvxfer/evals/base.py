@@ -91,6 +91,11 @@ class Evaluation(ABC):
         """The numbers to log, flat."""
 
     @classmethod
+    def tasks(cls, data: Data) -> dict[str, Mapping[str, Any]]:
+        """The ``conditions`` of every task that has answers, by its name, for the figure of all tasks; none here."""
+        return {}
+
+    @classmethod
     @abstractmethod
     def figures(cls, data: Data, folder: Path) -> None:
         """Draw into ``folder`` (``figures/`` beside the report) as ``<kind>_<name>.png``."""

@@ -37,14 +37,31 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: bool = Tr
 
 
 def _cell(text: str) -> str:
-    return str(text).replace("\n", " ").replace("|", "\\|")
+    return plain_text(text).replace("|", "\\|")
 
 
-def document(title: str, sections: Sequence[str]) -> str:
-    """A whole report: title, what this is about, the sections, the glossary."""
+def plain_text(text: str) -> str:
+    """A name or message on one line that no reader of Markdown takes for a tag."""
+    return re.sub(r"<(?=[A-Za-z/!?])", r"\\<", " ".join(str(text).split()))
+
+
+def anchor(heading: str) -> str:
+    """The name that a link to a heading uses, as common viewers of Markdown make it."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
+
+
+def document(title: str, lead: Sequence[str], sections: Sequence[str]) -> str:
+    """A whole report: title, what it comes to (``lead``), what this is about, the sections, the glossary."""
     glossary = ["## Glossary", "", *(f"- **{term}**: {meaning}" for term, meaning in GLOSSARY), ""]
-    heading = " ".join(str(title).split())
-    return "\n".join([f"# {heading}", "", INTRODUCTION, "", *sections, *glossary])
+    return "\n".join([f"# {plain_text(title)}", "", *lead, INTRODUCTION, "", *sections, *glossary])
+
+
+def lead(results: Results) -> list[str]:
+    """The verdict of one evaluation of items, and of a pruned pair what it must show first."""
+    lines = [f"**{verdict(results['conditions'], results['tests']).sentence}**", ""]
+    if (said := ancestry_sentence(results)) is not None:
+        lines += [f"**{said}**", ""]
+    return lines
 
 
 def figure_paths(results: Results) -> dict[str, str]:
@@ -59,10 +76,12 @@ def figure_paths(results: Results) -> dict[str, str]:
 
 def body(results: Results) -> list[str]:
     """Every section of one evaluation."""
-    lines = [f"**{verdict(results['conditions'], results['tests']).sentence}**", ""]
-    if (said := ancestry_sentence(results)) is not None:
-        lines += [f"**{said}**", ""]
-    lines += _context(results)
+    return [*findings(results), *about_map(results), *provenance(results)]
+
+
+def findings(results: Results) -> list[str]:
+    """What was measured, without the map's cost and where it comes from."""
+    lines = _context(results)
     lines += ["## Headline", "", *_conditions_table(results["conditions"])]
     paths = figure_paths(results)
     lines += [f"![Every condition with its 95 % interval]({paths['conditions']})", ""]
@@ -76,7 +95,7 @@ def body(results: Results) -> list[str]:
             "R² tells which source layers predict a target layer; it does not predict how well the target answers.",
             "",
         ]
-    return lines + _gates(results) + about_map(results) + provenance(results)
+    return lines + _gates(results)
 
 
 def _context(results: Results) -> list[str]:
@@ -247,12 +266,17 @@ def design_rows(designs: Mapping[str, Results]) -> tuple[dict[str, Mapping[str, 
     return rows, {f"mapped {name}": f"Mapped cache, design “{name}”" for name in designs}
 
 
-def comparison(designs: Mapping[str, Results], best: str) -> list[str]:
-    """Verdict on the best design, the shared baselines once, one row per design, then the best one in full."""
+def comparison_lead(designs: Mapping[str, Results], best: str) -> list[str]:
+    """The verdict on the best design, and what is left of it after so many tries."""
     chosen = designs[best]
     said = verdict(chosen["conditions"], chosen["tests"], subject=f"The best of {len(designs)} designs, {best},")
-    lines = [f"**{said.sentence}**", "", *_strict(chosen, len(designs))]
-    lines += ["## The designs", "", "What a target layer's keys and values are computed from:", ""]
+    return [f"**{said.sentence}**", "", *_strict(chosen, len(designs))]
+
+
+def comparison(designs: Mapping[str, Results], best: str) -> list[str]:
+    """The shared baselines once, one row per design, then the best one in full."""
+    chosen = designs[best]
+    lines = ["## The designs", "", "What a target layer's keys and values are computed from:", ""]
     lines += [f"- `{name}`: {DESIGNS.get(name, 'see its configuration')}" for name in designs]
     header = ("Design", *MEASURES, "vs source", "p (McNemar)", "p (paired t)", "Map", "Prefill share")
     rows = []
@@ -267,7 +291,7 @@ def comparison(designs: Mapping[str, Results], best: str) -> list[str]:
     shared = {name: row for name, row in chosen["conditions"].items() if name not in PER_DESIGN}
     lines += ["What all designs are measured against:", "", *_conditions_table(shared)]
     lines += [f"![All designs with 95 % intervals]({figure_paths({'designs': designs})['designs']})", ""]
-    return [*lines, "---", "", f"The rest is about the best design, `{best}`.", "", *body(chosen)]
+    return [*lines, "---", "", f"The rest is about the best design, `{best}`.", "", *lead(chosen), *body(chosen)]
 
 
 def _strict(chosen: Results, count: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""report.md and results.json of an evaluation of a kind of its own, from its JSON alone."""
+"""The report and results.json of an evaluation of a kind of its own, from its JSON alone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 
 from kvxfer.evals import markdown
 from kvxfer.evals.kinds import KINDS
-from kvxfer.runs import write_json, write_text
+from kvxfer.evals.pages import RESULTS, write_pages
+from kvxfer.evals.results import validate
+from kvxfer.runs import write_json
 
 Results = Mapping[str, Any]
 
@@ -16,14 +18,17 @@ Results = Mapping[str, Any]
 def render(results: Results) -> str:
     """Markdown for a reader who has never seen the project."""
     kind = KINDS[results["kind"]]
-    lines = [f"**{results['verdict']['sentence']}**", "", f"## {kind.heading}", "", *kind.sections(results["data"])]
-    return markdown.document(results["title"], [*lines, *markdown.about_map(results), *markdown.provenance(results)])
+    lead = [f"**{results['verdict']['sentence']}**", ""]
+    lines = [f"## {kind.heading}", "", *kind.sections(results["data"])]
+    rest = [*markdown.about_map(results), *markdown.provenance(results)]
+    return markdown.document(results["title"], lead, [*lines, *rest])
 
 
 def write_report(results: Results, directory: Path) -> None:
-    """Figures, report.md and results.json."""
+    """Figures, report.md, report.html and results.json."""
+    validate(results)
     figures = directory / "figures"
     figures.mkdir(exist_ok=True)
     KINDS[results["kind"]].figures(results["data"], figures)
-    write_text(directory / "report.md", render(results))
-    write_json(directory / "results.json", results)
+    write_pages(render(results), directory)
+    write_json(directory / RESULTS, results)

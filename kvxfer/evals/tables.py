@@ -60,8 +60,14 @@ RESULTS_SCHEMA: dict[str, str] = {
 GATE_KEYS = ("name", "value", "tolerance", "passed")
 
 
-def _require(results: Any, path: str, key: str) -> None:
-    """KvxferError when a dotted key (with ``*`` for all) is missing below ``results``."""
+def require_keys(results: Any, schema: Mapping[str, str], path: str = "") -> None:
+    """Raise KvxferError naming the first of a schema's keys that is missing from ``results``, which lie at ``path``."""
+    for key, said in schema.items():
+        _require(results, path, key, said)
+
+
+def _require(results: Any, path: str, key: str, said: str) -> None:
+    """KvxferError when a dotted key (with ``*`` for all) is missing below ``results``; ``said`` is what it holds."""
     head, _, rest = key.partition(".")
     if not isinstance(results, Mapping):
         if results is None and path:
@@ -70,24 +76,23 @@ def _require(results: Any, path: str, key: str) -> None:
     for name in results if head == "*" else (head,):
         full = f"{path}.{name}" if path else name
         if name not in results:
-            raise KvxferError(f"results.json: key {full} is missing ({RESULTS_SCHEMA.get(key, 'see RESULTS_SCHEMA')})")
+            raise KvxferError(f"results.json: key {full} is missing ({said})")
         if rest:
-            _require(results[name], full, rest)
+            _require(results[name], full, rest, said)
 
 
 def validate_results(results: Mapping[str, Any]) -> None:
     """Raise KvxferError naming the first key that results.json (or a comparison of designs) lacks."""
-    for key in RESULTS_SCHEMA:
-        _require(results, "", key)
+    require_keys(results, RESULTS_SCHEMA)
     if results["schema"] != SCHEMA:
         raise KvxferError(
             f"results.json: schema is {results['schema']} and this version reads {SCHEMA}; evaluate again"
         )
     for condition in REQUIRED_CONDITIONS:
-        _require(results, "", f"conditions.{condition}")
+        _require(results, "", f"conditions.{condition}", "a condition that every evaluation has")
     for index, gate in enumerate(results["gates"]):
         for key in GATE_KEYS:
-            _require(gate, f"gates.{index}", key)
+            _require(gate, f"gates.{index}", key, RESULTS_SCHEMA["gates"])
     for name, design in results.get("designs", {}).items():
         try:
             validate_results(design)

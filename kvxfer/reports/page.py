@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
-import os
 import re
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -113,17 +110,3 @@ def write(page: Path, folder: Path) -> None:
     for pair, path in figures(text).items():
         frontier_figure(results[pair], page.parent / path)
     write_text(page, made)
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command; exits with 1 and one line on a mistake."""
-    parser = argparse.ArgumentParser("python -m kvxfer.report", description="Rewrite the tables of docs/results.md.")
-    parser.add_argument("results", type=Path, help="the folder of collected JSON, e.g. results/")
-    parser.add_argument("--page", type=Path, help="the page to rewrite (default: docs/results.md beside the folder)")
-    given = parser.parse_args(arguments)
-    page = given.page or given.results.resolve().parent / "docs" / "results.md"
-    try:
-        write(page, given.results)
-    except KvxferError as error:
-        sys.exit(f"error: {error}")
-    print(os.path.relpath(page))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from kvxfer.evals.pages import RESULTS, written
 from kvxfer.report import compare_designs, terminal_table, write_results
 from kvxfer.runs import open_run, read_json
 from kvxfer.stages.evaluate import evaluate
@@ -19,7 +20,7 @@ def compare(settings: dict[str, EvaluateSettings]) -> list[Path]:
         settings: those of an evaluation, by the design's name; they differ in nothing else.
 
     Returns:
-        The paths of report.md and results.json.
+        The paths of report.md, report.html and results.json.
     """
     results = {name: read_json(evaluate(each, show=False)[-1]) for name, each in settings.items()}
     first = next(iter(settings.values()))
@@ -29,5 +30,5 @@ def compare(settings: dict[str, EvaluateSettings]) -> list[Path]:
             title = f"{first.pair.label}: {', '.join(settings)} compared"
             write_results(compare_designs(results, title), run.work)
             run.commit()
-    Console().print(terminal_table(read_json(run.path / "results.json")))
-    return [run.path / "report.md", run.path / "results.json"]
+    Console().print(terminal_table(read_json(run.path / RESULTS)))
+    return written(run.path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ from kvxfer.apply import Mapper
 from kvxfer.errors import KvxferError
 from kvxfer.evals.conditions import MAPPED, Prepared, mapped_conditions
 from kvxfer.evals.evaluation import Records, evaluate_items
+from kvxfer.evals.full import FullSpec
 from kvxfer.evals.items import Batch, EvalSpec
+from kvxfer.evals.pages import RESULTS, written
 from kvxfer.evals.statistics import summarise
 from kvxfer.evals.tables import number, percent
 from kvxfer.loggers import RunLogger, open_loggers
 from kvxfer.maps import CacheMap
-from kvxfer.pairs import Pair, load_pair
+from kvxfer.pairs import Load, Pair, load_pair
 from kvxfer.plan import Plan
 from kvxfer.progress import progress
 from kvxfer.report import terminal_table, write_results
@@ -27,6 +30,7 @@ from kvxfer.runs import RECORD, Run, environment, open_run, read_json
 from kvxfer.stages.baseline import Baselines, ask, find_baselines
 from kvxfer.stages.describing import columns as about_run
 from kvxfer.stages.describing import describe_map, evaluated_corpus
+from kvxfer.stages.full import full
 from kvxfer.stages.measure import measure
 from kvxfer.stages.settings import EvaluateSettings, label
 from kvxfer.stages.train import SELECTION, train, train_id
@@ -34,16 +38,20 @@ from kvxfer.stages.train import SELECTION, train, train_id
 log = logging.getLogger("kvxfer")
 
 
-def evaluate(settings: EvaluateSettings, show: bool = True) -> list[Path]:
-    """Evaluate a map (or find that it was) and return the paths of report.md and results.json.
+def evaluate(settings: EvaluateSettings, show: bool = True, load: Load = load_pair) -> list[Path]:
+    """Evaluate a map (or find that it was) and return the paths of report.md, report.html and results.json.
 
     Args:
         show: print the table; otherwise one line is logged.
+        load: what loads a pair that is needed.
     """
     directory = find_map(settings)
     spec = settings.eval
+    if isinstance(spec, FullSpec):
+        # All parts ask the same pair; it is let go with the last of them.
+        return full(settings, spec, directory, partial(evaluate, show=False, load=lru_cache(1)(load)), show)
     if not isinstance(spec, EvalSpec):
-        return measure(settings, spec, directory, show)
+        return measure(settings, spec, directory, show, load)
     cache_map = CacheMap.load(directory)
     config = {
         "plan": vars(settings.plan),
@@ -60,17 +68,17 @@ def evaluate(settings: EvaluateSettings, show: bool = True) -> list[Path]:
             about = {**columns, "config": config, "inputs": {"train": directory.name, "map": cache_map.hash}}
             group = settings.logger.group or settings.pair.label
             with open_loggers(settings.logger, run.work, run.id, "evaluate", name, about, group, tags) as out:
-                results = _evaluate(settings, run, cache_map, directory)
+                results = _evaluate(settings, run, cache_map, directory, load)
                 write_results(results, run.work)
                 _log(out, results, run.work)
             run.commit()
             cache_map.add_evidence(directory, run.id, _evidence(results))
-    results = read_json(run.path / "results.json")
+    results = read_json(run.path / RESULTS)
     if show:
         Console().print(terminal_table(results))
     else:
         log.info("%s: %s", results["title"], _line(results["conditions"]["mapped"]))
-    return [run.path / "report.md", run.path / "results.json"]
+    return written(run.path)
 
 
 def _line(row: dict[str, Any]) -> str:
@@ -97,8 +105,8 @@ def find_map(settings: EvaluateSettings) -> Path:
     return train(replace(settings, force=False))
 
 
-def _evaluate(settings: EvaluateSettings, run: Run, cache_map: CacheMap, directory: Path) -> dict[str, Any]:
-    pair = load_pair(settings.pair)
+def _evaluate(settings: EvaluateSettings, run: Run, cache_map: CacheMap, directory: Path, load: Load) -> dict[str, Any]:
+    pair = load(settings.pair)
     cache_map.require(pair.describe())
     asked = ask(settings, pair)
     baselines = find_baselines(settings, pair, asked)
@@ -181,5 +189,4 @@ def _log(out: RunLogger, results: dict[str, Any], work: Path) -> None:
     out.table("conditions", columns, rows)
     for figure in sorted(work.rglob("*.png")):
         out.figure(figure.stem, figure)
-    files = [work / "results.json", work / "report.md"]
-    out.artifact(f"eval-{results['run_id']}", "kv-eval", files, {"map": results["map"]["sha256"]})
+    out.artifact(f"eval-{results['run_id']}", "kv-eval", written(work), {"map": results["map"]["sha256"]})

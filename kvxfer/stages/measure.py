@@ -11,10 +11,11 @@ from rich.console import Console
 from kvxfer.apply import Mapper
 from kvxfer.evals.base import Evaluation, Subject
 from kvxfer.evals.kinds import KINDS
+from kvxfer.evals.pages import RESULTS, written
 from kvxfer.evals.rendering import write_report
 from kvxfer.loggers import RunLogger, open_loggers
 from kvxfer.maps import CacheMap
-from kvxfer.pairs import Pair, load_pair
+from kvxfer.pairs import Load, Pair, load_pair
 from kvxfer.runs import Run, environment, open_run, read_json
 from kvxfer.stages.describing import columns, describe_map, evaluated_corpus
 from kvxfer.stages.settings import EvaluateSettings, label
@@ -24,12 +25,15 @@ log = logging.getLogger("kvxfer")
 SCHEMA = 1
 
 
-def measure(settings: EvaluateSettings, spec: Evaluation, directory: Path, show: bool = True) -> list[Path]:
-    """Measure a map (or find that it was) and return the paths of the report and of results.json.
+def measure(
+    settings: EvaluateSettings, spec: Evaluation, directory: Path, show: bool = True, load: Load = load_pair
+) -> list[Path]:
+    """Measure a map (or find that it was) and return the paths of report.md, report.html and results.json.
 
     Args:
         directory: where the map lies.
         show: print the verdict; otherwise it is logged.
+        load: what loads a pair that is needed.
     """
     cache_map = CacheMap.load(directory)
     config = {
@@ -48,24 +52,24 @@ def measure(settings: EvaluateSettings, spec: Evaluation, directory: Path, show:
             logged = {**about, "config": config, "inputs": {"train": directory.name, "map": cache_map.hash}}
             group = settings.logger.group or settings.pair.label
             with open_loggers(settings.logger, run.work, run.id, "evaluate", name, logged, group, tags) as out:
-                results = _measure(settings, spec, run, cache_map, directory)
+                results = _measure(settings, spec, run, cache_map, directory, load)
                 write_report(results, run.work)
                 _log(out, results, run.work)
             run.commit()
             evidence = {key: value for key, value in results.items() if key not in ("data", "map")}
             cache_map.add_evidence(directory, run.id, {**evidence, "metrics": spec.metrics(results["data"])})
-    results = read_json(run.path / "results.json")
+    results = read_json(run.path / RESULTS)
     if show:
         Console().print(f"{results['title']}\n{results['verdict']['sentence']}", highlight=False)
     else:
         log.info("%s: %s", results["title"], results["verdict"]["sentence"])
-    return [run.path / "report.md", run.path / "results.json"]
+    return written(run.path)
 
 
 def _measure(
-    settings: EvaluateSettings, spec: Evaluation, run: Run, cache_map: CacheMap, directory: Path
+    settings: EvaluateSettings, spec: Evaluation, run: Run, cache_map: CacheMap, directory: Path, load: Load
 ) -> dict[str, Any]:
-    pair = load_pair(settings.pair)
+    pair = load(settings.pair)
     cache_map.require(pair.describe())
     data = spec.measure(subject_of(settings, pair, cache_map, directory))
     verdict = spec.verdict(data)
@@ -102,5 +106,4 @@ def _log(out: RunLogger, results: dict[str, Any], work: Path) -> None:
     out.metrics({f"eval/{kind}/{key}": value for key, value in KINDS[kind].metrics(results["data"]).items()})
     for figure in sorted(work.rglob("*.png")):
         out.figure(figure.stem, figure)
-    files = [work / "results.json", work / "report.md"]
-    out.artifact(f"eval-{results['run_id']}", "kv-eval", files, {"map": results["map"]["sha256"]})
+    out.artifact(f"eval-{results['run_id']}", "kv-eval", written(work), {"map": results["map"]["sha256"]})

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any
 
 from kvxfer.calibration import CalibrationSpec
 from kvxfer.corpus import CorpusSpec, RowCounts
-from kvxfer.errors import KvxferError
+from kvxfer.errors import KvxferError, NotApplicable
 from kvxfer.evals.base import Evaluation
+from kvxfer.evals.full import FullSpec
 from kvxfer.evals.items import EvalSpec
 from kvxfer.evals.kinds import KINDS
 from kvxfer.features import DESIGNS, Features
@@ -86,9 +87,10 @@ class EvaluateSettings(TrainSettings):
     """What ``evaluate.py`` needs."""
 
     plan: Plan
-    eval: EvalSpec | Evaluation
+    eval: EvalSpec | Evaluation | FullSpec
     map: str | None
     domains: tuple[CorpusSpec, ...] = ()
+    parts: Mapping[str, EvaluateSettings | NotApplicable] = field(default_factory=dict)
 
     @property
     def items(self) -> EvalSpec:
@@ -291,16 +293,18 @@ def train(conf: Any) -> TrainSettings:
     return TrainSettings(**_training(conf))
 
 
-def evaluate(conf: Any, domains: Sequence[Any] = ()) -> EvaluateSettings:
-    """Settings of ``evaluate.py``; ``domains`` are the corpora that ``eval.domains`` names."""
+def evaluate(
+    conf: Any, domains: Sequence[Any] = (), parts: Mapping[str, EvaluateSettings | NotApplicable] | None = None
+) -> EvaluateSettings:
+    """Settings of ``evaluate.py``; ``domains`` and ``parts`` are what ``eval.domains`` and ``eval.parts`` name."""
     plan = Plan(**vars(conf.plan))
     given = {key: tuple(value) if isinstance(value, list) else value for key, value in vars(conf.eval).items()}
     del given["kind"]
-    spec = _choice({"items": EvalSpec, **KINDS}, conf.eval.kind, "eval.kind")(**given)
+    spec = _choice({"items": EvalSpec, "full": FullSpec, **KINDS}, conf.eval.kind, "eval.kind")(**given)
     if isinstance(spec, EvalSpec) and spec.choices and conf.corpus.kind == "toy":
-        raise KvxferError(
+        raise NotApplicable(
             f"eval.choices={conf.eval.choices} asks which text follows, and corpus={conf.corpus.name} has questions of "
             "its own: use eval=mapped or eval=standard"
         )
     texts = tuple(_corpus(each) for each in domains)
-    return EvaluateSettings(**_training(conf), plan=plan, eval=spec, map=conf.map, domains=texts)
+    return EvaluateSettings(**_training(conf), plan=plan, eval=spec, map=conf.map, domains=texts, parts=parts or {})

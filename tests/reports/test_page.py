@@ -11,7 +11,7 @@ import pytest
 
 from kvxfer.errors import KvxferError
 from kvxfer.evals.tables import NOTHING
-from kvxfer.reports import page
+from kvxfer.reports import command, page
 from kvxfer.reports.data import load_results
 from kvxfer.reports.tables import (
     best_table,
@@ -158,14 +158,14 @@ def test_only_the_blocks_are_written(tmp_path: Path, capsys) -> None:
     file = tmp_path / "docs" / "results.md"
     file.write_text(text_of(*names))
     folder = write(tmp_path / "results", collected(maps()))
-    page.main([str(folder), "--page", str(file)])
+    command.main([str(folder), "--page", str(file)])
     assert Path(capsys.readouterr().out.splitlines()[-1]).resolve() == file.resolve()
     made = file.read_text()
     assert "old" not in made.splitlines()
     outside = re.sub(r"(<!-- begin .*? -->\n).*?(<!-- end)", r"\1old\n\2", made, flags=re.DOTALL)
     assert outside == text_of(*names)
     assert (tmp_path / "docs" / "figures" / "frontier_toy.png").read_bytes().startswith(b"\x89PNG")
-    page.main([str(folder)])
+    command.main([str(folder)])
     assert file.read_text() == made
 
 
@@ -182,7 +182,7 @@ def test_a_wrong_block_is_told_in_one_line(text: str, message: str, tmp_path: Pa
     folder, file = write(tmp_path / "results", collected(maps())), tmp_path / "page.md"
     file.write_text(text)
     with pytest.raises(SystemExit, match=f"error: {message}") as end:
-        page.main([str(folder), "--page", str(file)])
+        command.main([str(folder), "--page", str(file)])
     assert "\n" not in str(end.value)
     assert file.read_text() == text
 
@@ -206,7 +206,7 @@ def test_the_page_is_made_from_the_committed_results() -> None:
     assert page.blocks(text)
     if not list(RESULTS.glob("*.json")):
         pytest.skip("no results are committed")
-    command = "docs/results.md is out of date: run python -m kvxfer.report results/"
-    assert page.render(text, load_results(RESULTS)) == text, command
+    said = "docs/results.md is out of date: run python -m kvxfer.report results/"
+    assert page.render(text, load_results(RESULTS)) == text, said
     for figure in page.figures(text).values():
-        assert (PAGE.parent / figure).is_file(), command
+        assert (PAGE.parent / figure).is_file(), said

@@ -1,0 +1,170 @@
+"""``eval=full``: every kind of evaluation of one map, and what they come to together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from kvxfer.errors import KvxferError
+from kvxfer.evals.kinds import KINDS
+from kvxfer.evals.statistics import summarise
+from kvxfer.evals.verdict import Verdict, accuracy_outcome, ancestry_sentence, nats_outcome, verdict
+
+Json = Mapping[str, Any]
+
+WORDS = {"beats": "Worth it", "none": "No benefit", "worse": "Harmful", "mixed": "Mixed"}
+"""A verdict in a word, against the source."""
+
+ITEMS_HEADING = "Questions, or text that follows"
+
+
+@dataclass(frozen=True)
+class FullSpec:
+    """``parts`` are options of group ``eval``, in the order of the report."""
+
+    kind: ClassVar[str] = "full"
+
+    name: str
+    parts: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if not self.parts:
+            raise KvxferError("eval.parts=[] names nothing to evaluate: name options of eval, e.g. [standard]")
+        twice = sorted({part for part in self.parts if self.parts.count(part) > 1})
+        if twice:
+            raise KvxferError(f"eval.parts names {', '.join(twice)} twice")
+
+    def identity(self) -> dict[str, Any]:
+        """What is put together; the numbers are decided by the parts."""
+        return {"kind": self.kind, "parts": list(self.parts)}
+
+
+def kind_of(results: Json) -> str:
+    """The kind of an evaluation, from its results.json."""
+    return str(results.get("kind", "items"))
+
+
+def heading(results: Json) -> str:
+    """What a report calls an evaluation."""
+    kind = kind_of(results)
+    return ITEMS_HEADING if kind == "items" else KINDS[kind].heading
+
+
+def said(results: Json) -> Verdict:
+    """The verdict of one evaluation against the source."""
+    if kind_of(results) == "items":
+        return verdict(results["conditions"], results["tests"])
+    return KINDS[kind_of(results)].verdict(results["data"])
+
+
+def measured(name: str, results: Json, seconds: float) -> dict[str, Any]:
+    """A part of the full report's data: a finished evaluation, all but the scores of single items."""
+    own = said(results)
+    return {
+        "name": name,
+        "status": "measured",
+        "kind": kind_of(results),
+        "heading": heading(results),
+        "run_id": results["run_id"],
+        "seconds": seconds,
+        "verdict": {"kind": own.kind, "head": own.head, "sentence": own.sentence},
+        "tasks": [_task(name, task, conditions) for task, conditions in _tasks(results).items()],
+        "results": without_items(results),
+    }
+
+
+def missing(name: str, status: str, reason: str) -> dict[str, Any]:
+    """A part that ``failed`` or was ``skipped``, and why."""
+    return {"name": name, "status": status, "reason": reason}
+
+
+def without_items(value: Any) -> Any:
+    """The same without any list called ``items``: its own run has them."""
+    if isinstance(value, Mapping):
+        kept = {k: v for k, v in value.items() if not (k == "items" and isinstance(v, list))}
+        return {key: without_items(item) for key, item in kept.items()}
+    return [without_items(item) for item in value] if isinstance(value, list) else value
+
+
+def _tasks(results: Json) -> dict[str, Mapping[str, Any]]:
+    """Conditions by task: of items the kinds of question, where there are several."""
+    if kind_of(results) != "items":
+        return KINDS[kind_of(results)].tasks(results["data"])
+    if results["conditions"]["mapped"]["accuracy"] is None:
+        return {}
+    kinds = list(dict.fromkeys(str(item["kind"]) for item in results["items"]))
+    found = {"all questions" if len(kinds) > 1 else kinds[0]: results["conditions"]}
+    for kind in kinds if len(kinds) > 1 else []:
+        found[kind] = summarise([item for item in results["items"] if str(item["kind"]) == kind])["conditions"]
+    return found
+
+
+def _task(part: str, task: str, conditions: Json) -> dict[str, Any]:
+    """One row of the figure of tasks: shares of the ceiling's accuracy, None where that is 0."""
+    mapped, ceiling = conditions["mapped"], conditions["ceiling"]["accuracy"]
+    accuracies = {name: conditions[name]["accuracy"] for name in ("ceiling", "source", "mapped")}
+    return {
+        "part": part,
+        "task": task,
+        "n": mapped["n"],
+        **accuracies,
+        "retention": mapped["retention"],
+        "retention_ci": mapped["retention_ci"],
+        "source_retention": accuracies["source"] / ceiling if ceiling else None,
+    }
+
+
+@dataclass(frozen=True)
+class Overall:
+    """What all parts come to.
+
+    Attributes:
+        kind: as a Verdict's; ``word`` says it in a word or two.
+        sentence: the word, then the deciding part's numbers.
+        against: names of measured parts that say less than ``kind`` does; ``in_favour``: those that say more.
+    """
+
+    kind: str
+    word: str
+    sentence: str
+    decided_by: str
+    against: list[str]
+    in_favour: list[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For results.json."""
+        return dict(vars(self))
+
+
+_ORDER = {"worse": 0, "mixed": 1, "none": 1, "beats": 2}
+
+
+def overall(parts: Sequence[Json]) -> Overall:
+    """The first part with items decides, without one the first that was measured; the others agree or contradict.
+
+    Raises:
+        KvxferError: no part was measured.
+    """
+    known = [part for part in parts if part["status"] == "measured"]
+    if not known:
+        reasons = "; ".join(f"{part['name']}: {part['reason']}" for part in parts)
+        raise KvxferError(f"eval.parts: none could be measured ({reasons})")
+    first = next((part for part in known if part["kind"] == "items"), known[0])
+    kind, sentence = first["verdict"]["kind"], first["verdict"]["sentence"]
+    if first["kind"] == "items" and kind == "beats" and not _beats_ancestor(first["results"]):
+        kind = "none"
+        sentence += " But the source was cut out of the target, and a copy of each layer's ancestor is not beaten."
+    others = [part for part in known if part is not first]
+    below = [part["name"] for part in others if _ORDER[part["verdict"]["kind"]] < _ORDER[kind]]
+    above = [part["name"] for part in others if _ORDER[part["verdict"]["kind"]] > _ORDER[kind]]
+    return Overall(kind, WORDS[kind], f"{WORDS[kind]}. {sentence}", first["name"], below, above)
+
+
+def _beats_ancestor(results: Json) -> bool:
+    """Whether a pruned pair shows what it must show first; any other pair does."""
+    if ancestry_sentence(results) is None:
+        return True
+    test = results["tests"]["mapped_vs_ancestor_copy"]
+    outcomes = {accuracy_outcome(test), nats_outcome(test)} - {None}
+    return "better" in outcomes and "worse" not in outcomes
