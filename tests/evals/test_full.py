@@ -1,0 +1,206 @@
+"""All evaluations in one report: parts are runs of their own, and what fails is told without losing the others."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvxfer.stages.evaluate as stage
+from kvxfer.errors import KvxferError, NotApplicable
+from kvxfer.evals.full import WORDS, FullSpec, overall, without_items
+from kvxfer.evals.full_report import render
+from kvxfer.evals.items import EvalSpec
+from kvxfer.evals.perplexity import Perplexity
+from kvxfer.evals.results import validate
+from kvxfer.pairs import load_pair
+from tests.evals.test_html import stands_alone
+from tests.small_runs import results_of, settings_of, toy_models
+
+PARTS = "eval.parts=[standard,choices,perplexity]"
+ITEMS = EvalSpec("standard", stories=4, questions=3, batch_size=6, generate=False)
+TEXT = Perplexity("perplexity", prefixes=(24, 48), scored=8, rows=4)
+
+
+def small(outputs: Path, folders: tuple[Path, Path], **changed: Any) -> Any:
+    """Settings of a full evaluation whose parts take a moment; ``changed`` are fields of the perplexity part's."""
+    settings = settings_of("evaluate", outputs, *toy_models(folders), "eval=full", PARTS)
+    parts = dict(settings.parts)
+    parts["standard"] = replace(parts["standard"], eval=ITEMS)
+    parts["perplexity"] = replace(parts["perplexity"], eval=replace(TEXT, **changed))
+    return replace(settings, parts=parts)
+
+
+class Loads:
+    """Counts how often a pair is loaded."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, spec: Any) -> Any:
+        self.count += 1
+        return load_pair(spec)
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("outputs")
+
+
+@pytest.fixture(scope="module")
+def loads() -> Loads:
+    return Loads()
+
+
+@pytest.fixture(scope="module")
+def done(outputs: Path, tiny_folders: tuple[Path, Path], loads: Loads) -> Path:
+    return stage.evaluate(small(outputs, tiny_folders), show=False, load=loads)[-1].parent
+
+
+def test_every_part_is_a_run_of_its_own_and_the_pair_is_loaded_once(done, outputs, loads):
+    results = results_of(done)
+    parts = results["data"]["parts"]
+    assert [(part["name"], part["status"]) for part in parts] == [
+        ("standard", "measured"),
+        ("choices", "skipped"),
+        ("perplexity", "measured"),
+    ]
+    assert "asks which text follows" in parts[1]["reason"]
+    for part in (parts[0], parts[2]):
+        own = results_of(outputs / "evaluate" / part["run_id"])
+        assert part["results"] == without_items(own)
+        assert results["provenance"]["inputs"][part["name"]] == part["run_id"]
+    assert loads.count == 1
+
+
+def test_nothing_is_measured_twice(done, outputs, tiny_folders, monkeypatch):
+    monkeypatch.setattr(Perplexity, "measure", None)
+    monkeypatch.setattr(stage, "_evaluate", None)
+    refuse = Loads()
+    assert stage.evaluate(small(outputs, tiny_folders), show=False, load=refuse)[-1].parent == done
+    assert refuse.count == 0
+
+
+def test_the_results_are_complete_and_the_report_is_made_from_them(done):
+    results = results_of(done)
+    validate(results)
+    report = (done / "report.md").read_text()
+    assert report == render(results)
+    said = results["verdict"]
+    assert said["word"] == WORDS[said["kind"]]
+    title, _, verdict, *_ = report.splitlines()
+    assert title.startswith("# ")
+    assert verdict == f"**{said['sentence']}**"
+    first = next(part for part in results["data"]["parts"] if part["name"] == said["decided_by"])
+    assert said["sentence"] == f"{said['word']}. {first['verdict']['sentence']}"
+    for words in (
+        "## At a glance",
+        "## Retention by task",
+        "## Perplexity after a prefix (perplexity)",
+        "### Headline",
+        "- `choices` (skipped): eval.choices=4 asks",
+        "## Glossary",
+    ):
+        assert words in report
+
+
+def test_the_page_has_every_figure(done):
+    tags = stands_alone((done / "report.html").read_text())
+    figures = sorted(path.relative_to(done).as_posix() for path in done.rglob("*.png"))
+    assert "figures/retention.png" in figures
+    assert "figures/standard/conditions.png" in figures
+    assert len(tags.named("img")) == len(figures)
+    assert "<em>" not in (done / "report.html").read_text()
+
+
+def test_a_part_that_fails_leaves_its_reason_and_the_others(outputs, tiny_folders):
+    settings = small(outputs, tiny_folders, prefixes=(10**6,))
+    with pytest.raises(
+        KvxferError, match=r"1 of 3 parts failed \(perplexity: .*1000008 tokens.*\); see .*report\.html"
+    ):
+        stage.evaluate(settings, show=False)
+    folder = max((outputs / "evaluate").glob("[!.]*/report.html"), key=lambda path: path.stat().st_mtime).parent
+    results = results_of(folder)
+    validate(results)
+    assert [part["status"] for part in results["data"]["parts"]] == ["measured", "skipped", "failed"]
+    assert "- `perplexity` (failed): " in (folder / "report.md").read_text()
+
+
+def test_an_unforeseen_error_of_a_part_is_kept_too(outputs, tiny_folders, monkeypatch, done):
+    def broken(self: Perplexity, subject: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(Perplexity, "measure", broken)
+    with pytest.raises(KvxferError, match="perplexity: RuntimeError: out of memory"):
+        stage.evaluate(small(outputs, tiny_folders, rows=3), show=False)
+
+
+def test_where_nothing_is_measured_there_is_no_report(tiny_folders, outputs):
+    settings = small(outputs, tiny_folders)
+    with pytest.raises(KvxferError, match=r"eval\.parts: none could be measured \(choices: not here\)"):
+        stage.evaluate(replace(settings, parts={"choices": NotApplicable("not here")}), show=False)
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ("[]", r"eval\.parts=\[\] names nothing"),
+        ("[standard,standard]", r"eval\.parts names standard twice"),
+        ("[nowhere]", r"eval\.parts: 'nowhere' is no option of eval that can be a part; there are choices, mapped"),
+        ("[full]", r"eval\.parts: 'full' is no option"),
+    ],
+)
+def test_wrong_parts_are_refused(parts, message, tmp_path):
+    with pytest.raises(KvxferError, match=message):
+        settings_of("evaluate", tmp_path, "eval=full", f"eval.parts={parts}")
+
+
+def part(name: str, verdict: str, kind: str = "perplexity") -> dict[str, Any]:
+    said = {"kind": verdict, "head": f"{name} {verdict}", "sentence": f"{name} {verdict}: p = 0.01."}
+    results = {"ancestry": None, "tests": {}}
+    return {"name": name, "status": "measured", "kind": kind, "verdict": said, "results": results}
+
+
+def test_the_items_decide_and_what_contradicts_them_is_named():
+    parts = [part("a", "worse"), part("b", "beats", "items"), part("c", "none"), part("d", "beats")]
+    found = overall(parts)
+    assert (found.word, found.decided_by) == ("Worth it", "b")
+    assert found.sentence == "Worth it. b beats: p = 0.01."
+    assert (found.against, found.in_favour) == (["a", "c"], [])
+    found = overall([part("b", "worse", "items"), part("c", "none")])
+    assert (found.word, found.against, found.in_favour) == ("Harmful", [], ["c"])
+    assert overall([part("c", "none"), part("d", "beats")]).word == "No benefit"
+
+
+def test_a_pruned_pair_is_worth_nothing_unless_it_beats_the_copy():
+    one = part("b", "beats", "items")
+    test = {"accuracy_p": None, "nll_p": 0.4, "nll_difference": -0.1, "nll_ci": [-0.3, 0.1]}
+    one["results"] = {
+        "ancestry": {"layers": [0, 1], "dropped": [1], "identical": 1},
+        "tests": {"mapped_vs_ancestor_copy": {**test, "accuracy_difference": None, "accuracy_ci": None}},
+    }
+    assert overall([one]).word == "No benefit"
+    assert "a copy of each layer's ancestor is not beaten" in overall([one]).sentence
+    one["results"]["tests"]["mapped_vs_ancestor_copy"] |= {"nll_p": 0.001, "nll_ci": [-0.2, -0.05]}
+    assert overall([one]).word == "Worth it"
+
+
+@pytest.mark.parametrize(
+    "key", ["verdict.word", "data.parts", "provenance", "data.parts.0.tasks", "data.parts.1.reason"]
+)
+def test_a_missing_key_is_named(done, key):
+    results = json.loads((done / "results.json").read_text())
+    *parents, last = key.split(".")
+    holder: Any = results
+    for name in parents:
+        holder = holder[int(name) if isinstance(holder, list) else name]
+    del holder[last]
+    with pytest.raises(KvxferError, match=f"key {key} is missing"):
+        validate(results)
+
+
+def test_a_spec_knows_its_parts_alone():
+    assert FullSpec("full", ("standard",)).identity() == {"kind": "full", "parts": ["standard"]}
