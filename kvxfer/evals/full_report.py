@@ -14,20 +14,22 @@ from kvxfer.evals.pages import RESULTS, write_pages
 from kvxfer.evals.results import validate
 from kvxfer.evals.retention_figure import retention_figure
 from kvxfer.evals.tables import interval, percent
+from kvxfer.evals.wording import DESIGNS
 from kvxfer.runs import write_json
 
 Json = Mapping[str, Any]
 RETENTION = "figures/retention.png"
+SIDES = {"source": "small", "target": "large"}
 
 
 def render(results: Json) -> str:
     """Markdown: the verdict and what speaks against it, every part in a line, then every part in full."""
     parts = results["data"]["parts"]
-    lines = [*_glance(parts), *_tasks(parts)]
+    lines = [*_compared(results), *_glance(parts), *_tasks(parts)]
     for part in parts:
         lines += _part(part)
     rest = [*markdown.about_map(results), *markdown.provenance(results)]
-    return markdown.document(results["title"], _lead(results), [*lines, *rest])
+    return markdown.document(f"Full evaluation: {results['title']}", _lead(results), [*lines, *rest])
 
 
 def write_full(results: Json, directory: Path, folders: Mapping[str, Path]) -> None:
@@ -77,6 +79,29 @@ def _lead(results: Json) -> list[str]:
     return lines
 
 
+def _compared(results: Json) -> list[str]:
+    """Which models, which map, which text: what a reader needs before any number."""
+    pair, fitted = results["pair"], results["map"]
+    sides = [(f"{side.capitalize()} (the {size} model)", _model(pair, side)) for side, size in SIDES.items()]
+    reads = DESIGNS.get(fitted["features"], "see its configuration")
+    plan = results["provenance"]["plan"]
+    rows = [
+        *sides,
+        ("Map", f"{fitted['solver']}, design “{fitted['features']}”: {reads}"),
+        ("Its cost", f"{percent(fitted['share_of_prefill_flops'])} of the target's prefill FLOPs per token"),
+        ("Tokens that the target computes itself", f"the first {plan['exact_first']}, the last {plan['hold_back']}"),
+    ]
+    return ["## What was compared", "", *markdown.table(("What", "Which"), rows, right=False)]
+
+
+def _model(pair: Json, side: str) -> str:
+    """A model's name and size; one that was read from a folder has its digest for a name."""
+    model = pair[side]
+    layers = model["geometry"]["layers"]
+    name = model.get("model") or f"{side} of pair “{pair['name']}”, sha256 {str(model.get('sha256'))[:12]}"
+    return f"{name}: {layers} layers"
+
+
 def _glance(parts: Sequence[Json]) -> list[str]:
     rows = []
     for part in parts:
@@ -99,7 +124,7 @@ def _tasks(parts: Sequence[Json]) -> list[str]:
         (
             task["task"],
             part["name"],
-            str(task["n"]),
+            f"{task['n']:,}",
             *(percent(task[name]) for name in ("ceiling", "source", "mapped")),
             f"{percent(task['retention'])} {interval(task['retention_ci'])}".rstrip(),
             percent(task["source_retention"]),

@@ -31,7 +31,8 @@ table { border-collapse: collapse; font-size: .875rem; font-variant-numeric: tab
 th, td { padding: .38rem .7rem; border-bottom: 1px solid var(--line); vertical-align: top; text-align: left;
   white-space: nowrap; }
 td { max-width: 30rem; }
-th { color: var(--muted); font-weight: 600; border-bottom-width: 2px; white-space: normal; vertical-align: bottom; }
+th { color: var(--muted); font-weight: 600; border-bottom-width: 2px; white-space: normal; vertical-align: bottom;
+  min-width: 5.4em; }
 td:first-child, th:first-child { padding-left: 0; }
 tbody tr:hover { background: var(--tint); }
 td.said { white-space: normal; min-width: 16rem; }
