@@ -68,10 +68,12 @@ def collect(outputs: Path, wanted: Wanted) -> Json:
 
 
 def _evaluations(outputs: Path, wanted: Wanted) -> Iterator[tuple[Json, Json]]:
-    """Record and results of every finished evaluation that is wanted, by id."""
+    """Record and results of every finished evaluation of items that is wanted, by id."""
     members = None if wanted.group is None else _members(outputs, wanted.group)
     for record in sorted((outputs / "evaluate").glob(f"[!.]*/{RECORD}")):
         run = read_json(record)
+        if "kind" in run["config"]["eval"]:
+            continue  # it asks no items
         identifier, option = run["run_id"], run["config"]["eval"]["name"]
         if wanted.eval not in (None, option, identifier) or (members is not None and identifier not in members):
             continue

@@ -86,7 +86,7 @@ def test_the_command_writes_both_pages_and_prints_the_path_last(runs, tmp_path, 
     main([runs["first"].name, str(runs["second"]), str(runs["stories"] / "results.json"), "--outputs", str(outputs)])
     assert capsys.readouterr().out.splitlines() == ["comparison.md", "comparison.html"]
     report = (tmp_path / "comparison.md").read_text()
-    assert report.startswith("# Evaluations side by side\n\n**3 evaluations of 2 questions.**")
+    assert report.startswith("# Evaluations side by side\n\n**3 evaluations against the source alone; ")
     assert "no test is between them" in report
     tags = stands_alone((tmp_path / "comparison.html").read_text())
     assert len(tags.named("img")) == len(list(tmp_path.glob("*.png"))) == 2

@@ -12,7 +12,7 @@ CSS = """\
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--page); color: var(--ink);
   font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
-main { max-width: 62rem; margin: 0 auto; padding: 1.5rem 1.25rem 4rem; overflow-wrap: break-word; }
+main { max-width: 72rem; margin: 0 auto; padding: 1.5rem 1.25rem 4rem; overflow-wrap: break-word; }
 p, li { max-width: 46rem; }
 h1, h2, h3, h4 { line-height: 1.25; margin: 2em 0 .6em; }
 h1 { font-size: 1.75rem; margin-top: .5em; }

@@ -49,16 +49,27 @@ def render(runs: Sequence[Evaluated]) -> str:
         sections += [f"## {n}. {markdown.plain_text(_title(group[0]))}", ""]
         sections += _items(group, n) if items else _metrics(group)
         sections += _between(group)
-    count = f"{len(runs)} evaluations" if len(runs) > 1 else "one evaluation"
-    first = [f"**{count.capitalize()} of {len(asked)} question{'s' if len(asked) > 1 else ''}.**", ""]
+    first = [f"**{_together(asked)}**", ""]
     if len(asked) > 1:
         first += ["What was not asked the same stands in tables of its own, and no test is between them.", ""]
     return markdown.document("Evaluations side by side", [*first, *lead, ""], [*_runs(runs), *sections])
 
 
+def _together(asked: Sequence[Sequence[Evaluated]]) -> str:
+    """All verdicts in a sentence."""
+    words: dict[str, list[str]] = {kind: [] for kind in WORDS}
+    for group in asked:
+        for run, said in zip(group, _verdicts(group), strict=True):
+            words[said.kind].append(run.label)
+    found = [f"{WORDS[kind].lower()}: {', '.join(sorted(labels))}" for kind, labels in words.items() if labels]
+    count = sum(map(len, asked))
+    return f"{count} evaluation{'s' if count > 1 else ''} against the source alone; {'; '.join(found)}."
+
+
 def _title(run: Evaluated) -> str:
     corpus = run.results["provenance"]["config"].get("corpus") or {}
-    return f"{heading(run.results)}: {run.results['pair']['name']}, {corpus.get('name', 'its own text')}"
+    text = f", text {corpus['name']}" if "name" in corpus else ""
+    return f"{heading(run.results)} (pair {run.results['pair']['name']}{text})"
 
 
 def _runs(runs: Sequence[Evaluated]) -> list[str]:
@@ -92,7 +103,7 @@ def _verdicts(group: Sequence[Evaluated]) -> list[Verdict]:
 def _said(group: Sequence[Evaluated]) -> list[str]:
     """Every run's verdict in a line."""
     found = zip(group, _verdicts(group), strict=True)
-    return [f"{run.label} ({run.option}): {WORDS[said.kind].lower()}. {said.head}." for run, said in found]
+    return [f"{run.label} ({run.option}): {said.head}." for run, said in found]
 
 
 def _items(group: Sequence[Evaluated], n: int) -> list[str]:

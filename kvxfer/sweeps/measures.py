@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kvxfer.evals.kinds import KINDS
 from kvxfer.runs import read_json
 
 Numbers = dict[str, float | None]
@@ -79,6 +80,12 @@ def _train(run: Path) -> Numbers:
 
 def _evaluate(run: Path) -> Numbers:
     results = read_json(run / "results.json")
+    if results.get("kind") == "full":
+        # What decides stands for the whole.
+        decided = results["verdict"]["decided_by"]
+        results = next(part["results"] for part in results["data"]["parts"] if part["name"] == decided)
+    if "kind" in results:
+        return {**KINDS[results["kind"]].metrics(results["data"]), **_costs(results)}
     conditions: Mapping[str, Mapping[str, Any]] = results["conditions"]
     mapped = conditions["mapped"]
     result: Numbers = {}
@@ -91,8 +98,11 @@ def _evaluate(run: Path) -> Numbers:
         result |= {f"{name}_{key}": conditions[name].get(key) for key in ("accuracy", "nats", "perplexity")}
     test = results["tests"]["mapped_vs_source"]
     result |= {f"vs_source_{key}": test.get(key) for key in ("accuracy_p", "nll_p")}
-    costs = ("parameters", "flops_per_token", "share_of_prefill_flops")
-    return result | {key: results["map"].get(key) for key in costs}
+    return result | _costs(results)
+
+
+def _costs(results: Mapping[str, Any]) -> Numbers:
+    return {key: results["map"].get(key) for key in ("parameters", "flops_per_token", "share_of_prefill_flops")}
 
 
 _READERS: dict[str, Callable[[Path], Numbers]] = {"calibrate": _calibrate, "train": _train, "evaluate": _evaluate}

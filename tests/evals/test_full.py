@@ -17,6 +17,7 @@ from kvxfer.evals.items import EvalSpec
 from kvxfer.evals.perplexity import Perplexity
 from kvxfer.evals.results import validate
 from kvxfer.pairs import load_pair
+from kvxfer.reports.evaluations import find
 from tests.evals.test_html import stands_alone
 from tests.small_runs import results_of, settings_of, toy_models
 
@@ -105,6 +106,10 @@ def test_the_results_are_complete_and_the_report_is_made_from_them(done):
         "## Glossary",
     ):
         assert words in report
+
+
+def test_side_by_side_a_full_report_stands_for_its_parts(done):
+    assert [run.kind for run in find([str(done)], done)] == ["items", "perplexity"]
 
 
 def test_the_page_has_every_figure(done):
