@@ -91,7 +91,7 @@ class Evaluation(ABC):
         """The numbers to log, flat."""
 
     @classmethod
-    def tasks(cls, data: Data) -> dict[str, Mapping[str, Any]]:
+    def by_task(cls, data: Data) -> dict[str, Mapping[str, Any]]:
         """The ``conditions`` of every task that has answers, by its name, for the figure of all tasks; none here."""
         return {}
 

@@ -16,6 +16,9 @@ Json = Mapping[str, Any]
 WORDS = {"beats": "Worth it", "none": "No benefit", "worse": "Harmful", "mixed": "Mixed"}
 """A verdict in a word, against the source."""
 
+ITEMS = ("items", "samples")
+"""What evaluations call a list with an entry for every single item."""
+
 ITEMS_HEADING = "Questions, or text that follows"
 
 
@@ -80,17 +83,16 @@ def missing(name: str, status: str, reason: str) -> dict[str, Any]:
 
 
 def without_items(value: Any) -> Any:
-    """The same without any list called ``items``: its own run has them."""
+    """The same without any list of single items' scores: its own run has them."""
     if isinstance(value, Mapping):
-        kept = {k: v for k, v in value.items() if not (k == "items" and isinstance(v, list))}
-        return {key: without_items(item) for key, item in kept.items()}
+        return {k: without_items(v) for k, v in value.items() if not (k in ITEMS and isinstance(v, list))}
     return [without_items(item) for item in value] if isinstance(value, list) else value
 
 
 def _tasks(results: Json) -> dict[str, Mapping[str, Any]]:
     """Conditions by task: of items the kinds of question, where there are several."""
     if kind_of(results) != "items":
-        return KINDS[kind_of(results)].tasks(results["data"])
+        return KINDS[kind_of(results)].by_task(results["data"])
     if results["conditions"]["mapped"]["accuracy"] is None:
         return {}
     kinds = list(dict.fromkeys(str(item["kind"]) for item in results["items"]))

@@ -42,7 +42,7 @@ MEASURED_SCHEMA: dict[str, str] = {
     "seconds": "that its run took",
     "verdict": "kind, head, sentence",
     "tasks": "[{part, task, n, ceiling, source, mapped (accuracies), retention, retention_ci, source_retention}]",
-    "results": "its results.json without any list called items",
+    "results": "its results.json without the lists of single items (items, samples)",
 }
 MISSING_SCHEMA = {"reason": "why it was not measured"}
 VERDICTS = ("beats", "none", "worse", "mixed")
