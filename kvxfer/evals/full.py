@@ -14,7 +14,10 @@ from kvxfer.evals.verdict import Verdict, accuracy_outcome, ancestry_sentence, n
 Json = Mapping[str, Any]
 
 WORDS = {"beats": "Worth it", "none": "No benefit", "worse": "Harmful", "mixed": "Mixed"}
-"""A verdict in a word, against the source."""
+"""The verdict on a map in a word, against the source."""
+
+OUTCOMES = {"beats": "better", "none": "no benefit", "worse": "worse", "mixed": "mixed"}
+"""What one evaluation comes to, against the source."""
 
 ITEMS = ("items", "samples")
 """What evaluations call a list with an entry for every single item."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvxfer.evals import markdown
-from kvxfer.evals.full import WORDS, kind_of
+from kvxfer.evals.full import OUTCOMES, kind_of
 from kvxfer.evals.kinds import KINDS
 from kvxfer.evals.pages import RESULTS, write_pages
 from kvxfer.evals.results import validate
@@ -91,7 +91,8 @@ def _compared(results: Json) -> list[str]:
         ("Its cost", f"{percent(fitted['share_of_prefill_flops'])} of the target's prefill FLOPs per token"),
         ("Tokens that the target computes itself", f"the first {plan['exact_first']}, the last {plan['hold_back']}"),
     ]
-    return ["## What was compared", "", *markdown.table(("What", "Which"), rows, right=False)]
+    lines = [f"- **{what}**: {markdown.plain_text(which)}" for what, which in rows]
+    return ["## What was compared", "", *lines, ""]
 
 
 def _model(pair: Json, side: str) -> str:
@@ -107,11 +108,11 @@ def _glance(parts: Sequence[Json]) -> list[str]:
     for part in parts:
         if part["status"] == "measured":
             own = part["verdict"]
-            rows.append((_link(part), WORDS[own["kind"]], own["head"], f"{part['seconds']:,.0f}"))
+            rows.append((_link(part), OUTCOMES[own["kind"]], own["head"], f"{part['seconds']:,.0f}"))
         else:
             rows.append((part["name"], part["status"], part["reason"], ""))
-    said = "Each row is an evaluation of its own; its verdict is on the mapped cache against the source alone."
-    header = ("Evaluation", "Verdict", "What it says", "Seconds")
+    said = "Each row is an evaluation of its own: what the mapped cache is worth against the source alone."
+    header = ("Evaluation", "Outcome", "What it says", "Seconds")
     return ["## At a glance", "", said, "", *markdown.table(header, rows, right=False)]
 
 

@@ -44,6 +44,9 @@ hr { border: 0; border-top: 1px solid var(--line); margin: 2.5rem 0; }
   h1 { font-size: 1.4rem; }
   h1 + p { font-size: 1rem; }
   table { font-size: .8rem; }
+  th { min-width: 0; }
+  td:first-child { white-space: normal; min-width: 7.5rem; }
+  td.said { min-width: 9.5rem; }
 }
 @media print {
   :root { --ink: #000; --muted: #444; --line: #bbb; --page: #fff; --tint: #fff; --strong: #000; }

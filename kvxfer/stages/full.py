@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kvxfer.errors import KvxferError, NotApplicable
-from kvxfer.evals.full import WORDS, FullSpec, measured, missing, overall
+from kvxfer.evals.full import OUTCOMES, FullSpec, measured, missing, overall
 from kvxfer.evals.full_report import write_full
 from kvxfer.evals.pages import PAGE, RESULTS, written
 from kvxfer.evals.results import SCHEMA
@@ -134,11 +134,11 @@ def _write(
 
 def _show(results: Mapping[str, Any]) -> None:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for heading in ("Evaluation", "Verdict", "What it says"):
+    for heading in ("Evaluation", "Outcome", "What it says"):
         table.add_column(heading)
     for part in results["data"]["parts"]:
         if part["status"] == "measured":
-            table.add_row(part["name"], WORDS[part["verdict"]["kind"]], part["verdict"]["head"])
+            table.add_row(part["name"], OUTCOMES[part["verdict"]["kind"]], part["verdict"]["head"])
         else:
             table.add_row(part["name"], part["status"], part["reason"])
     console = Console()
