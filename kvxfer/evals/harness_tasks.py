@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from kvxfer.errors import KvxferError
+from kvxfer.evals.squad import offered
 
 SUPPORTED = ("multiple_choice", "loglikelihood", "generate_until")
 PYTHON_SEED = 0
@@ -55,7 +56,7 @@ def load_tasks(names: Sequence[str], folders: Sequence[Path], num_fewshot: int |
     members: dict[str, list[str]] = {}
     single: dict[str, Any] = {}
     groups: dict[str, Any] = {}
-    with _quiet():
+    with _quiet(), offered():
         _seed_all(seed)
         manager = _manager(names, folders)
         for name in names:
@@ -95,9 +96,11 @@ def _load(manager: Any, name: str) -> dict[str, Any]:
     except Exception as error:  # data sets and task files fail with almost any type
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}
-        advice = "HF_HUB_OFFLINE is set: unset it to download, or name" if offline else "check the network, or name"
+        advice = "HF_HUB_OFFLINE is set: unset it to download" if offline else "check the network"
+        if isinstance(error, ImportError | SyntaxError):
+            advice = "install what its code needs"
         raise KvxferError(
-            f"eval.tasks: {name} can't be loaded ({reason}); {advice} tasks whose data is here, as toy_choices"
+            f"eval.tasks: {name} can't be loaded ({reason}); {advice}, or name tasks whose data is here, as toy_choices"
         ) from error
 
 

@@ -59,7 +59,11 @@ def own_tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"task": "own_two", **common, **choices, "num_fewshot": 1},
         {"task": "own_texts", **common, "output_type": "loglikelihood_rolling", "doc_to_target": "{{asked}}"},
         {"task": "own_download", **common, **choices, "dataset_path": "nobody/nothing", "dataset_kwargs": None},
-        {"group": "own_group", "task": ["own_one", "own_two"]},
+        {
+            "group": "own_group",
+            "task": ["own_one", "own_two"],
+            "aggregate_metric_list": [{"metric": "acc", "weight_by_size": True}],
+        },
     ]
     for number, task in enumerate(tasks):
         (folder / f"{number}.yaml").write_text(json.dumps(task))
