@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -73,6 +75,14 @@ def own_tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("outputs")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_stories() -> Iterator[None]:
+    """Enough for what is asked here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(toy_tasks, "STORIES", dict.fromkeys(TOY_TASKS, 3))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -191,12 +201,15 @@ def data_of(*scores: dict[str, np.ndarray]) -> dict[str, Any]:
     for number, each in enumerate(scores):
         documents = [f"{number}/{n}" for n in range(len(each["mapped"]))]
         rows.append({"name": f"task{number}", **summarise_scores(each, np.zeros(len(documents)), documents)})
+    pooled = rows[0]
+    if len(rows) > 1:
+        whole = {name: np.concatenate([each[name] for each in scores]) for name in scores[0]}
+        count = len(whole["mapped"])
+        pooled = summarise_scores(whole, np.zeros(count), [str(n) for n in range(count)])
+    pooled = {"benchmarks": [row["name"] for row in rows], **copy.deepcopy(pooled)}
     for row, p in zip(rows, holm([r["tests"]["mapped_vs_source"]["accuracy_p"] for r in rows]), strict=True):
         row["tests"]["mapped_vs_source"]["accuracy_p_holm"] = p
-    whole = {name: np.concatenate([each[name] for each in scores]) for name in scores[0]}
-    count = len(whole["mapped"])
-    pooled = summarise_scores(whole, np.zeros(count), [str(n) for n in range(count)])
-    return {"benchmarks": rows, "pooled": {"benchmarks": [row["name"] for row in rows], **pooled}}
+    return {"benchmarks": rows, "pooled": pooled}
 
 
 def told(*scores: dict[str, np.ndarray]) -> Verdict:
@@ -204,16 +217,20 @@ def told(*scores: dict[str, np.ndarray]) -> Verdict:
 
 
 def test_the_verdict_says_what_the_tests_do():
-    better = random_scores(2)
-    worse = better | {"mapped": better["floor"], "source": better["mapped"]}
+    drawn = random_scores(2)
+    better = {name: drawn[name] for name in ("ceiling", "source", "mapped")}
+    worse = better | {"mapped": drawn["floor"], "source": drawn["mapped"]}
     same = better | {"mapped": better["source"]}
-    assert told(better).kind == "beats"
     assert told(worse).kind == "worse"
     assert told(same).kind == "none"
     assert told(better, same).kind == "beats"
-    assert told(better, worse).kind == "mixed"
-    assert "better on task0, worse on task1, no difference shown on task2" in told(better, worse, same).sentence
-    assert "exact McNemar p < 0.001" in told(better).sentence
+    mixed = told(better, worse, same)
+    assert mixed.kind == "mixed"
+    assert "better on task0, worse on task1, no difference shown on task2" in mixed.sentence
+    alone = told(better)
+    assert alone.kind == "beats"
+    assert "on task0: " in alone.sentence
+    assert "exact McNemar p < 0.001" in alone.sentence
 
 
 @pytest.mark.parametrize(
@@ -261,8 +278,7 @@ def test_without_the_harness_one_line_says_how_to_install_it(monkeypatch):
         Benchmarks("lm_eval").identity()
 
 
-def test_toy_words_that_a_tokenizer_cuts_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(toy_tasks, "STORIES", dict.fromkeys(TOY_TASKS, 1))
+def test_toy_words_that_a_tokenizer_cuts_are_refused(tmp_path):
     letters = SimpleNamespace(encode=lambda text, **_: list(text), decode="".join)
     with pytest.raises(KvxferError, match=r"words the pair's tokenizer does not know"):
         write_toy_tasks(tmp_path, letters, LENGTH)
