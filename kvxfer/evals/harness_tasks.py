@@ -69,7 +69,7 @@ def load_tasks(names: Sequence[str], folders: Sequence[Path], num_fewshot: int |
             groups |= found["groups"]
         for member, task in single.items():
             _check(member, task)
-            _set_shots(task, num_fewshot)
+            _set_shots(member, task, num_fewshot)
     return Tasks(members, single, groups)
 
 
@@ -117,11 +117,14 @@ def _check(name: str, task: Any) -> None:
         raise KvxferError(f"eval.tasks: {name} runs code that a model wrote, or shows it images; unsupported")
 
 
-def _set_shots(task: Any, num_fewshot: int | None) -> None:
+def _set_shots(name: str, task: Any, num_fewshot: int | None) -> None:
     """The harness's own rule: a task that sets 0 itself keeps it, one that sets nothing has 0."""
     own = task.get_config("num_fewshot")
     if num_fewshot is not None and own != 0:
         task.set_config(key="num_fewshot", value=num_fewshot)
+        examples = len(task.fewshot_docs()) if num_fewshot else 0
+        if num_fewshot > examples:
+            raise KvxferError(f"eval.num_fewshot={num_fewshot}: {name} has {examples} examples to draw from; lower it")
     elif own is None:
         task.set_config(key="num_fewshot", value=0)
 
