@@ -44,4 +44,17 @@ class PerplexityConf(EvalConf):
     seed: int = 0
 
 
-EVALS: dict[str, type[EvalConf]] = {"items": ItemsConf, "perplexity": PerplexityConf}
+@dataclass
+class LmEvalConf(EvalConf):
+    """``eval.kind=lm_eval``."""
+
+    tasks: list[str] = field(default_factory=list)
+    limit: int | None = None
+    num_fewshot: int | None = None
+    batch_size: int = 16
+    include_path: str | None = None
+    log_samples: bool = True
+    seed: int = 1234
+
+
+EVALS: dict[str, type[EvalConf]] = {"items": ItemsConf, "perplexity": PerplexityConf, "lm_eval": LmEvalConf}
