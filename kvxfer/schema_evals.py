@@ -51,4 +51,22 @@ class FullConf(EvalConf):
     parts: list[str] = field(default_factory=list)
 
 
-EVALS: dict[str, type[EvalConf]] = {"items": ItemsConf, "perplexity": PerplexityConf, "full": FullConf}
+@dataclass
+class LmEvalConf(EvalConf):
+    """``eval.kind=lm_eval``."""
+
+    tasks: list[str] = field(default_factory=list)
+    limit: int | None = None
+    num_fewshot: int | None = None
+    batch_size: int = 16
+    include_path: str | None = None
+    log_samples: bool = True
+    seed: int = 1234
+
+
+EVALS: dict[str, type[EvalConf]] = {
+    "items": ItemsConf,
+    "lm_eval": LmEvalConf,
+    "perplexity": PerplexityConf,
+    "full": FullConf,
+}

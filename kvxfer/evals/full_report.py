@@ -111,7 +111,10 @@ def _glance(parts: Sequence[Json]) -> list[str]:
             rows.append((_link(part), OUTCOMES[own["kind"]], own["head"], f"{part['seconds']:,.0f}"))
         else:
             rows.append((part["name"], part["status"], part["reason"], ""))
-    said = "Each row is an evaluation of its own: what the mapped cache is worth against the source alone."
+    said = (
+        "Each row is an evaluation of its own: what the mapped cache comes to against the source alone (of latency: "
+        "against the target's own prefill)."
+    )
     header = ("Evaluation", "Outcome", "What it says", "Seconds")
     return ["## At a glance", "", said, "", *markdown.table(header, rows, right=False)]
 
