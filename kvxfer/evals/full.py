@@ -156,14 +156,23 @@ def overall(parts: Sequence[Json]) -> Overall:
         reasons = "; ".join(f"{part['name']}: {part['reason']}" for part in parts)
         raise KvxferError(f"eval.parts: none could be measured ({reasons})")
     first = next((part for part in known if part["kind"] == "items"), known[0])
-    kind, sentence = first["verdict"]["kind"], first["verdict"]["sentence"]
+    kind, sentence = first["verdict"]["kind"], _worded(first["verdict"]["kind"], first["verdict"]["sentence"])
     if first["kind"] == "items" and kind == "beats" and not _beats_ancestor(first["results"]):
+        own = sentence.removeprefix(WORDS[kind])[2:]
         kind = "none"
-        sentence += " But the source was cut out of the target, and a copy of each layer's ancestor is not beaten."
+        sentence = (
+            f"{WORDS[kind]}: the source was cut out of the target, and a copy of each layer's ancestor is not beaten. "
+            f"{own[:1].upper()}{own[1:]}"
+        )
     others = [part for part in known if part is not first]
     below = [part["name"] for part in others if _ORDER[part["verdict"]["kind"]] < _ORDER[kind]]
     above = [part["name"] for part in others if _ORDER[part["verdict"]["kind"]] > _ORDER[kind]]
-    return Overall(kind, WORDS[kind], f"{WORDS[kind]}. {sentence}", first["name"], below, above)
+    return Overall(kind, WORDS[kind], sentence, first["name"], below, above)
+
+
+def _worded(kind: str, sentence: str) -> str:
+    """A verdict that begins with its word, as some kinds' verdicts do by themselves."""
+    return sentence if sentence.startswith(WORDS[kind]) else f"{WORDS[kind]}. {sentence}"
 
 
 def _beats_ancestor(results: Json) -> bool:

@@ -65,7 +65,7 @@ def _link(part: Json) -> str:
 def _lead(results: Json) -> list[str]:
     """The verdict, then whatever a reader must know with it."""
     said, parts = results["verdict"], {part["name"]: part for part in results["data"]["parts"]}
-    lines = [f"**{said['sentence']}**", ""]
+    lines = [f"**{said['sentence']}**", "", *_warnings(parts[said["decided_by"]])]
     for names, words in ((said["against"], "What speaks against it"), (said["in_favour"], "What speaks for the map")):
         if names:
             lines += [f"{words}:", ""]
@@ -77,6 +77,10 @@ def _lead(results: Json) -> list[str]:
         lines += [f"- `{part['name']}` ({part['status']}): {markdown.plain_text(part['reason'])}" for part in gone]
         lines += [""]
     return lines
+
+
+def _warnings(part: Json) -> list[str]:
+    return markdown.warnings(part["results"]) if part["kind"] == "items" else []
 
 
 def _compared(results: Json) -> list[str]:
@@ -149,7 +153,7 @@ def _part(part: Json) -> list[str]:
         return []
     results = part["results"]
     own = markdown.findings(results) if kind_of(results) == "items" else KINDS[part["kind"]].sections(results["data"])
-    lines = [f"## {_title(part)}", "", f"**{part['verdict']['sentence']}**", ""]
+    lines = [f"## {_title(part)}", "", f"**{part['verdict']['sentence']}**", "", *_warnings(part)]
     return [*lines, *(_inside(line, part["name"]) for line in own), ""]
 
 

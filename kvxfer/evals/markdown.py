@@ -57,11 +57,14 @@ def document(title: str, lead: Sequence[str], sections: Sequence[str]) -> str:
 
 
 def lead(results: Results) -> list[str]:
-    """The verdict of one evaluation of items, and of a pruned pair what it must show first."""
-    lines = [f"**{verdict(results['conditions'], results['tests']).sentence}**", ""]
-    if (said := ancestry_sentence(results)) is not None:
-        lines += [f"**{said}**", ""]
-    return lines
+    """The verdict of one evaluation of items, and what a reader must know with it."""
+    return [f"**{verdict(results['conditions'], results['tests']).sentence}**", "", *warnings(results)]
+
+
+def warnings(results: Results) -> list[str]:
+    """Of a pruned pair what it must show first."""
+    said = ancestry_sentence(results)
+    return [] if said is None else [f"**{said}**", ""]
 
 
 def figure_paths(results: Results) -> dict[str, str]:

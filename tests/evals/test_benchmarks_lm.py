@@ -18,6 +18,7 @@ from kvxfer.errors import KvxferError
 from kvxfer.evals import harness_tasks, toy_tasks
 from kvxfer.evals.benchmarks import Benchmarks
 from kvxfer.evals.conditions import Prepared
+from kvxfer.evals.full import measured
 from kvxfer.evals.items import EvalSpec, toy_items
 from kvxfer.evals.paired_scores import summarise_scores
 from kvxfer.evals.rendering import render
@@ -104,6 +105,14 @@ def test_the_report_is_made_from_the_json_alone_and_says_how_it_was_asked(toy):
     assert (toy / "figures" / "lm_eval_benchmarks.png").is_file()
     logged = Benchmarks.metrics(results["data"])
     assert logged["toy_choices/mapped/score"] == results["data"]["benchmarks"][0]["conditions"]["mapped"]["accuracy"]
+
+
+def test_benchmarks_are_tasks_of_a_full_report(toy):
+    rows = measured("lm_eval", results_of(toy), 1.0)["tasks"]
+    assert [row["task"] for row in rows] == ["toy_choices", "toy_answers"]
+    conditions = results_of(toy)["data"]["benchmarks"][0]["conditions"]
+    assert rows[0]["mapped"] == conditions["mapped"]["accuracy"]
+    assert rows[0]["retention_ci"] == conditions["mapped"]["retention_ci"]
 
 
 def test_toy_choices_are_the_questions_of_eval_standard(toy, tiny_pair):
