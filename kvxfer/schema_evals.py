@@ -40,7 +40,7 @@ class PerplexityConf(EvalConf):
     scored: int = 64
     rows: int = 64
     domains: list[str] = field(default_factory=list)
-    batch_size: int = 8
+    batch_tokens: int = 8192
     seed: int = 0
 
 
