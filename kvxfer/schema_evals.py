@@ -57,4 +57,21 @@ class LmEvalConf(EvalConf):
     seed: int = 1234
 
 
-EVALS: dict[str, type[EvalConf]] = {"items": ItemsConf, "perplexity": PerplexityConf, "lm_eval": LmEvalConf}
+@dataclass
+class DiagnosticsConf(EvalConf):
+    """``eval.kind=diagnostics``."""
+
+    prefix: int | None = None
+    scored: int = 64
+    rows: int = 32
+    domains: list[str] = field(default_factory=list)
+    batch_tokens: int = 4096
+    seed: int = 0
+
+
+EVALS: dict[str, type[EvalConf]] = {
+    "items": ItemsConf,
+    "perplexity": PerplexityConf,
+    "diagnostics": DiagnosticsConf,
+    "lm_eval": LmEvalConf,
+}

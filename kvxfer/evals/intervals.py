@@ -56,7 +56,7 @@ def _resampled(columns: Sequence[Float[np.ndarray, " documents"]]) -> Float[np.n
         tuple(columns),
         _means,
         n_resamples=RESAMPLES,
-        batch=max(1, 2_000_000 // len(columns[0])),
+        batch=max(1, 4_000_000 // (len(columns) * len(columns[0]))),
         vectorized=True,
         paired=True,
         confidence_level=LEVEL,

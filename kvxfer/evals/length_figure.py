@@ -19,6 +19,9 @@ DOMAIN_COLOURS = (COLOURS["mapped"], "#2f9e6e", "#a04fa8", "#c0392b", "#7a6a1d")
 LOWEST, HIGHEST = -1.0, 1.5
 """Shares of the gap beyond are drawn there: where there is hardly a gap, a ratio may be anything."""
 
+LOG_FROM = 8.0
+"""Perplexities that far apart are drawn on a logarithmic axis."""
+
 
 def lengths_figure(data: Mapping[str, Any], path: Path) -> None:
     """Gap recovered (left) and perplexity (right) against the prefix's length, with 95 % intervals, as PNG."""
@@ -40,6 +43,10 @@ def lengths_figure(data: Mapping[str, Any], path: Path) -> None:
         low, high = left.get_ylim()
         left.set_ylim(max(low, LOWEST - 0.1), min(high, HIGHEST + 0.1))
         right.set_ylabel("perplexity (lower is better)")
+        low, high = right.dataLim.intervaly
+        if low > 0 and high / low > LOG_FROM:
+            right.set_yscale("log")
+            right.yaxis.set_major_formatter("{x:g}")
         lengths = sorted({point["prefix"] for point in data["points"]})
         for axes in (left, right):
             _axis(axes, lengths, data["calibrated_length"])

@@ -78,7 +78,8 @@ def changes_table(data: Data) -> list[str]:
     lines += [
         "Second length minus first, on the same scored tokens. Ceiling and loss (mapped minus ceiling) are in nats per "
         "token with paired t-tests over documents, the gap recovered in points, its p by the delta method. A "
-        "position-free map loses no more at a longer prefix. Where the ceiling itself gets worse, or no longer beats "
+        "position-free map loses no more at a longer prefix; one that loses more need not fail at positions, since a "
+        "longer prefix also has more mapped tokens to err on. Where the ceiling itself gets worse, or no longer beats "
         "the source, the length tests the target and not the map.",
         "",
     ]
