@@ -40,7 +40,7 @@ class PerplexityConf(EvalConf):
     scored: int = 64
     rows: int = 64
     domains: list[str] = field(default_factory=list)
-    batch_size: int = 8
+    batch_tokens: int = 8192
     seed: int = 0
 
 
@@ -64,9 +64,22 @@ class LmEvalConf(EvalConf):
     seed: int = 1234
 
 
+@dataclass
+class DiagnosticsConf(EvalConf):
+    """``eval.kind=diagnostics``."""
+
+    prefix: int | None = None
+    scored: int = 64
+    rows: int = 32
+    domains: list[str] = field(default_factory=list)
+    batch_tokens: int = 4096
+    seed: int = 0
+
+
 EVALS: dict[str, type[EvalConf]] = {
     "items": ItemsConf,
-    "lm_eval": LmEvalConf,
-    "perplexity": PerplexityConf,
     "full": FullConf,
+    "perplexity": PerplexityConf,
+    "diagnostics": DiagnosticsConf,
+    "lm_eval": LmEvalConf,
 }

@@ -20,6 +20,7 @@ from kvxfer.evals.verdict import Verdict
 from kvxfer.maps import CacheMap
 from kvxfer.pairs import Pair
 from kvxfer.plan import Plan
+from kvxfer.runs import RECORD, read_json
 
 Data = Mapping[str, Any]
 
@@ -44,6 +45,19 @@ class Subject:
     corpus: CorpusSpec
     domains: tuple[CorpusSpec, ...]
     outputs: Path
+
+    @property
+    def calibrated_length(self) -> int | None:
+        """Tokens of the rows that the map was calibrated on; None where neither it nor its calibration says."""
+        manifest = self.cache_map.manifest
+        if "calibrated_on" in manifest:
+            return int(manifest["calibrated_on"]["length"])
+        # Maps from before their manifests said it.
+        for outputs in (self.directory.resolve().parent.parent, self.outputs):
+            record = outputs / "calibrate" / str(manifest.get("calibration")) / RECORD
+            if record.is_file():
+                return int(read_json(record)["config"]["corpus"]["length"])
+        return None
 
     @property
     def texts(self) -> tuple[CorpusSpec, ...]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from kvxfer.evals.base import Evaluation
 from kvxfer.evals.benchmarks import Benchmarks
+from kvxfer.evals.diagnostics import Diagnostics
 from kvxfer.evals.perplexity import Perplexity
 
-KINDS: dict[str, type[Evaluation]] = {kind.kind: kind for kind in (Perplexity, Benchmarks)}
+KINDS: dict[str, type[Evaluation]] = {kind.kind: kind for kind in (Perplexity, Diagnostics, Benchmarks)}
 """By the ``kind`` that an option names."""

@@ -182,9 +182,14 @@ class LoadedModel:
             grams.append(by_head.unflatten(0, (self.geometry.kv_heads, -1)).sum(1))
         return torch.stack(grams)
 
-    def attention_outputs(self) -> list[tuple[Float[Tensor, "hidden heads_dim"], float]]:
-        """Each layer's output projection W_O (without its bias) and the scale of its softmax."""
-        instead = "calibration.probe_rows=0"
+    def attention_outputs(
+        self, instead: str = "calibration.probe_rows=0"
+    ) -> list[tuple[Float[Tensor, "hidden heads_dim"], float]]:
+        """Each layer's output projection W_O (without its bias) and the scale of its softmax.
+
+        Args:
+            instead: the setting that does without attention's outputs, for the error.
+        """
         return list(zip(self._output_projections(instead), self.softmax_scales(instead), strict=True))
 
     def _output_projections(self, instead: str) -> list[Float[Tensor, "hidden heads_dim"]]:

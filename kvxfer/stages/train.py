@@ -13,7 +13,7 @@ from kvxfer.evals.curves import curves_figure
 from kvxfer.evals.figures import r2_heatmap
 from kvxfer.features import KINDS
 from kvxfer.loggers import RunLogger, open_loggers
-from kvxfer.maps import MANIFEST, TENSORS, CacheMap
+from kvxfer.maps import DIAGNOSTICS, MANIFEST, TENSORS, CacheMap
 from kvxfer.progress import progress
 from kvxfer.random_features import RANDOM_FILE, load_random
 from kvxfer.runs import RECORD, Run, open_run, read_json, run_id, write_json
@@ -23,7 +23,7 @@ from kvxfer.stages.settings import TrainSettings, label
 
 log = logging.getLogger("kvxfer")
 
-DIAGNOSTICS, SELECTION, HEATMAP, CURVES = "diagnostics.json", "selection.json", "r2.png", "curves.png"
+SELECTION, HEATMAP, CURVES = "selection.json", "r2.png", "curves.png"
 _RARE_TOKENS = 5
 
 
@@ -67,7 +67,7 @@ def find_calibration(settings: TrainSettings) -> Path:
 def _fit(settings: TrainSettings, run: Run, moments: Path, out: RunLogger) -> None:
     splits = load_splits(moments)
     random = load_random(splits.fit.layout, moments / RANDOM_FILE)
-    calibration = read_json(moments / REPORT)
+    calibration, calibrated_on = read_json(moments / REPORT), read_json(moments / RECORD)["config"]["corpus"]
     with progress("fit", settings.solver.steps(splits.fit), "fits") as advance:
         fit = settings.solver.fit(splits, lambda: advance(1))
     _warn(fit, splits)
@@ -77,6 +77,7 @@ def _fit(settings: TrainSettings, run: Run, moments: Path, out: RunLogger) -> No
         "longest_context": calibration["longest_context"],
         "run_id": run.id,
         "calibration": moments.name,
+        "calibrated_on": {key: calibrated_on[key] for key in ("name", "length")},
         "kept_tokens": calibration["kept_tokens"]["fit"],
         "chosen": _chosen(fit),
     }

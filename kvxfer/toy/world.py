@@ -139,6 +139,27 @@ def make_marked_row(seed: int, tokens: int, turns: int | None = None) -> tuple[l
     return words + asked, [-1] * len(words) + marks
 
 
+def make_shuffled_row(seed: int, tokens: int) -> list[str]:
+    """The sentences of a row in random order, questions with their answers among them and no SEP; so many words."""
+    _, *words = (word for word in make_row(seed, tokens + 1) if word != SEP)
+    sentences: list[list[str]] = [[]]
+    for word in words:
+        sentences[-1].append(word)
+        if word == DOT:
+            sentences.append([])
+    _rng(seed, 2).shuffle(sentences)
+    return [BOS, *(word for sentence in sentences for word in sentence)]
+
+
+def filler_between(key: str, tokens: int, places: int) -> list[list[str]]:
+    """Filler sentences of so many words together, each at a random one of so many places; the same for the same key."""
+    rng = random.Random(f"filler {key}")
+    found: list[list[str]] = [[] for _ in range(places)]
+    for sentence in _filler(rng, tokens):
+        found[rng.randrange(places)] += sentence
+    return found
+
+
 def _longest(turns: int) -> int:
     """The most words that so many turns take: four each, and one more for each of the at most four dishes liked."""
     return 4 * turns + min(turns, 4)
