@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from kvxfer.collect import Wanted, collect
 from kvxfer.reports.command import main
 from kvxfer.reports.comparing import holm
 from kvxfer.reports.evaluations import find, groups, item_sets
 from kvxfer.reports.side_by_side import render
+from kvxfer.sweeps.measures import numbers
 from tests.evals.test_html import stands_alone
 from tests.small_runs import TOY_EVAL, results_of, run, toy_models
 
@@ -92,6 +94,18 @@ def test_the_command_writes_both_pages_and_prints_the_path_last(runs, tmp_path, 
     assert len(tags.named("img")) == len(list(tmp_path.glob("*.png"))) == 2
     main([str(runs["first"]), "--out", str(tmp_path / "other")])
     assert (tmp_path / "other" / "comparison.html").is_file()
+
+
+def test_collecting_passes_over_what_asks_no_items(runs):
+    found = collect(runs["first"].parents[1], Wanted())["maps"]
+    asked = {runs[name].name for name in ("first", "second", "plan", "stories")}
+    assert {one["runs"]["evaluate"] for one in found} == asked
+
+
+def test_a_sweep_of_any_kind_has_its_numbers(runs):
+    found = numbers("evaluate", runs["text"])
+    assert found["toy/32/mapped/nats"] > 0
+    assert found["parameters"] == results_of(runs["text"])["map"]["parameters"]
 
 
 def test_mistakes_are_told_in_one_line(runs, tmp_path):

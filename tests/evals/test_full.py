@@ -18,6 +18,7 @@ from kvxfer.evals.perplexity import Perplexity
 from kvxfer.evals.results import validate
 from kvxfer.pairs import load_pair
 from kvxfer.reports.evaluations import find
+from kvxfer.sweeps.measures import numbers
 from tests.evals.test_html import stands_alone
 from tests.small_runs import results_of, settings_of, toy_models
 
@@ -111,6 +112,11 @@ def test_the_results_are_complete_and_the_report_is_made_from_them(done):
 
 def test_side_by_side_a_full_report_stands_for_its_parts(done):
     assert [run.kind for run in find([str(done)], done)] == ["items", "perplexity"]
+
+
+def test_of_a_sweep_what_decides_stands_for_the_whole(done):
+    first = results_of(done)["data"]["parts"][0]["results"]
+    assert numbers("evaluate", done)["accuracy"] == first["conditions"]["mapped"]["accuracy"]
 
 
 def test_the_page_has_every_figure(done):
