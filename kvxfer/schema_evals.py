@@ -44,4 +44,19 @@ class PerplexityConf(EvalConf):
     seed: int = 0
 
 
-EVALS: dict[str, type[EvalConf]] = {"items": ItemsConf, "perplexity": PerplexityConf}
+@dataclass
+class MultiturnConf(EvalConf):
+    """``eval.kind=multiturn``."""
+
+    turns: int = 6
+    stories: int = 100
+    rows: int = 32
+    segment: int = 16
+    patterns: list[str] = field(default_factory=list)
+    max_hops: int | None = None
+    reverse_map: str | None = None
+    batch_size: int = 25
+    seed: int = 0
+
+
+EVALS: dict[str, type[EvalConf]] = {"items": ItemsConf, "perplexity": PerplexityConf, "multiturn": MultiturnConf}
