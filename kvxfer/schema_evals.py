@@ -45,6 +45,21 @@ class PerplexityConf(EvalConf):
 
 
 @dataclass
+class GenerationConf(EvalConf):
+    """``eval.kind=generation``."""
+
+    stories: int = 60
+    questions: int = 4
+    rows: int = 64
+    prefix: int | None = None
+    new_tokens: int = 16
+    samples: int = 3
+    temperature: float = 1.0
+    batch_size: int = 40
+    seed: int = 0
+
+
+@dataclass
 class MultiturnConf(EvalConf):
     """``eval.kind=multiturn``."""
 
@@ -59,4 +74,9 @@ class MultiturnConf(EvalConf):
     seed: int = 0
 
 
-EVALS: dict[str, type[EvalConf]] = {"items": ItemsConf, "perplexity": PerplexityConf, "multiturn": MultiturnConf}
+EVALS: dict[str, type[EvalConf]] = {
+    "items": ItemsConf,
+    "perplexity": PerplexityConf,
+    "generation": GenerationConf,
+    "multiturn": MultiturnConf,
+}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from kvxfer.evals.base import Evaluation
+from kvxfer.evals.generation import Generation
 from kvxfer.evals.multiturn import Multiturn
 from kvxfer.evals.perplexity import Perplexity
 
-KINDS: dict[str, type[Evaluation]] = {kind.kind: kind for kind in (Perplexity, Multiturn)}
+KINDS: dict[str, type[Evaluation]] = {kind.kind: kind for kind in (Perplexity, Generation, Multiturn)}
 """By the ``kind`` that an option names."""

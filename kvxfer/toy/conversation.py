@@ -71,11 +71,11 @@ def _most_facts(room: int) -> int:
 
 def _told(question: Question, told: Sequence[Fact]) -> Question | None:
     """The question with the candidates told so far; None if the answer does not follow yet or is the only candidate."""
-    known = {(fact.kind, fact.key): fact.answer for fact in told}
+    known: dict[tuple[str, ...], tuple[str, ...]] = {(fact.kind, fact.key): fact.answer for fact in told}
     verb, key = question.prompt
     answer = known.get((verb, key) if question.hops == 1 else ("where", *known.get(("who", key), ())))
-    values = {value for (kind, _), value in known.items() if kind == verb}
+    values = {fact.answer for fact in told if fact.kind == verb}
     if verb == "who":
-        values |= {(name,) for kind, name in known if kind == "where"}
+        values |= {(fact.key,) for fact in told if fact.kind == "where"}
     candidates = tuple(candidate for candidate in question.candidates if candidate in values)
     return replace(question, candidates=candidates) if answer and len(candidates) > 1 else None
