@@ -23,8 +23,8 @@ from kvxfer.progress import progress
 
 EXAMPLES = 3
 FREE_CHOICE = [
-    "An exact match is the answer and the dot after it. What follows is a question that the model asks itself, where one "
-    "is as good as another: texts part there sooner than at an answer.",
+    "An exact match is the answer and the dot after it. What follows is a question that the model asks itself, where "
+    "one is as good as another: texts part there sooner than at an answer.",
     "",
 ]
 MODES = ("greedy", "sampled")
@@ -166,12 +166,12 @@ class Generation(Evaluation):
                 found.append(Series(condition_name(name, short=True), places, values, ends, COLOURS.get(name, CONTROL)))
             return found
 
-        agreement = Panel("tokens that are the ceiling's", "new token", lines("agreement"), limits=(0, 1.03))
+        agreement = Panel("tokens that are the ceiling's", "new token", lines("agreement"), limits=(0.0, 1.03))
         kl = Panel("KL from the ceiling (nats)", "new token", lines("kl", 1e-6), log=True)
         series_figure([agreement, kl], folder / "generation_steps.png")
         modes = MODES if data["samples"] else MODES[:1]
         panels = [
-            Panel(f"texts still the ceiling's, {mode}", "new tokens", lines(f"same_{mode}"), limits=(0, 1.03))
+            Panel(f"texts still the ceiling's, {mode}", "new tokens", lines(f"same_{mode}"), limits=(0.0, 1.03))
             for mode in modes
         ]
         series_figure(panels, folder / "generation_divergence.png")

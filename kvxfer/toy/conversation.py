@@ -39,7 +39,7 @@ def make_conversation(seed: int, turns: int, tokens: int) -> tuple[Turn, ...]:
         raise ValueError(f"{turns} turns of {tokens} tokens: ask for 1 to {MAX_TURNS} of {SMALLEST_TURN} or more")
     rng = generator_of(seed, 2)
     facts = draw_facts(rng, Size(people=4, objects=6, colors=4, counts=4))
-    left = draw_questions(rng, facts, one_hop_per_two_hop=3)
+    left = draw_questions(rng, facts, one_hop_per_two_hop=3.0)
     # First come two people's places and two facts of another kind: a question needs two candidates.
     kinds = rng.sample(("where", rng.choice(("color", "count"))), 2)
     first = [fact for kind in kinds for fact in [other for other in facts if other.kind == kind][:2]]
