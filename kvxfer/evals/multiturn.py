@@ -13,6 +13,7 @@ from jaxtyping import Float
 from kvxfer.conversation import Direction
 from kvxfer.errors import KvxferError
 from kvxfer.evals.base import Data, Evaluation, Subject
+from kvxfer.evals.figures import COLOURS
 from kvxfer.evals.intervals import paired_difference
 from kvxfer.evals.markdown import table
 from kvxfer.evals.series import Panel, Series, series_figure
@@ -140,8 +141,19 @@ class Multiturn(Evaluation):
                 values = [scale * test[f"{key}_difference"] for _, test in tests]
                 ends = [[scale * end for end in test[f"{key}_ci"]] for _, test in tests]
                 lines.append(Series(NAMES[pattern], [turn for turn, _ in tests], values, ends))
+            if "up" in data["patterns"]:
+                lines.append(_gap(data["patterns"]["up"]["turns"], "nats" if key == "nll" else key, scale))
             panels.append(Panel(label, "turn", lines, zero="ceiling"))
         series_figure(panels, folder / "multiturn_drift.png")
+
+
+def _gap(turns: Sequence[Mapping[str, Any]], key: str, scale: float) -> Series:
+    """What there is to lose: the small model alone, less the large one's own prefill."""
+    values = [scale * (row["conditions"]["source"][key] - row["conditions"]["ceiling"][key]) for row in turns]
+    places = [row["turn"] for row in turns]
+    return Series(
+        "Small alone, against the large", places, values, [None] * len(values), COLOURS["identity"], dashed=True
+    )
 
 
 def summarise_pattern(records: Sequence[Mapping[str, Any]], pattern: str, handed: Sequence[Handed]) -> dict[str, Any]:

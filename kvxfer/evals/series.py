@@ -20,13 +20,14 @@ DODGE_UP_TO = 12
 
 @dataclass(frozen=True)
 class Series:
-    """One line: places along the axis, values, and their intervals ([low, high], or None)."""
+    """One line: places along the axis, values, their intervals ([low, high], or None); ``dashed`` for a reference."""
 
     name: str
     places: Sequence[int]
     values: Sequence[float]
     intervals: Sequence[Sequence[float] | None]
     colour: str | None = None
+    dashed: bool = False
 
 
 @dataclass(frozen=True)
@@ -57,14 +58,14 @@ def series_figure(panels: Sequence[Panel], path: Path) -> None:
 
 
 def _draw(axes: Axes, panel: Panel) -> None:
-    count = len(panel.series)
+    count = sum(not line.dashed for line in panel.series)
     for n, line in enumerate(panel.series):
         colour = line.colour or CYCLE[n % len(CYCLE)]
         few = len(line.places) <= DODGE_UP_TO
-        places = [place + (0.09 * (n - (count - 1) / 2) if few else 0.0) for place in line.places]
-        axes.plot(
-            places, line.values, marker="o" if few else None, markersize=5, color=colour, label=line.name, zorder=4
-        )
+        marker = "o" if few and not line.dashed else None
+        places = [place + (0.09 * (n - (count - 1) / 2) if marker else 0.0) for place in line.places]
+        style = (0, (2, 2)) if line.dashed else "-"
+        axes.plot(places, line.values, color=colour, label=line.name, linestyle=style, marker=marker, ms=5, zorder=4)
         if few:
             for place, ends in zip(places, line.intervals, strict=True):
                 if ends is not None:
@@ -79,10 +80,11 @@ def _draw(axes: Axes, panel: Panel) -> None:
         axes.annotate(
             panel.zero,
             (1.0, 0.0),
-            (-2, 3),
+            (3, 0),
             xycoords=("axes fraction", "data"),
             textcoords="offset points",
-            ha="right",
+            ha="left",
+            va="center",
             fontsize=9,
             color=COLOURS["ceiling"],
         )

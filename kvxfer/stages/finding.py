@@ -45,4 +45,5 @@ def find_reverse(settings: EvaluateSettings, spec: Evaluation) -> Path | None:
     if not spec.needs_reverse(settings.pair.reverse):
         return None
     pair = replace(settings.pair, reverse=not settings.pair.reverse)
+    log.info("the map of %s is needed too", pair.label)
     return find_map(replace(settings, pair=pair, map=getattr(spec, "reverse_map", None)), "eval.reverse_map")
