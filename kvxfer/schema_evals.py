@@ -45,6 +45,19 @@ class PerplexityConf(EvalConf):
 
 
 @dataclass
+class LmEvalConf(EvalConf):
+    """``eval.kind=lm_eval``."""
+
+    tasks: list[str] = field(default_factory=list)
+    limit: int | None = None
+    num_fewshot: int | None = None
+    batch_size: int = 16
+    include_path: str | None = None
+    log_samples: bool = True
+    seed: int = 1234
+
+
+@dataclass
 class GenerationConf(EvalConf):
     """``eval.kind=generation``."""
 
@@ -77,6 +90,7 @@ class MultiturnConf(EvalConf):
 EVALS: dict[str, type[EvalConf]] = {
     "items": ItemsConf,
     "perplexity": PerplexityConf,
+    "lm_eval": LmEvalConf,
     "generation": GenerationConf,
     "multiturn": MultiturnConf,
 }

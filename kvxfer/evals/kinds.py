@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from kvxfer.evals.base import Evaluation
+from kvxfer.evals.benchmarks import Benchmarks
 from kvxfer.evals.generation import Generation
 from kvxfer.evals.multiturn import Multiturn
 from kvxfer.evals.perplexity import Perplexity
 
-KINDS: dict[str, type[Evaluation]] = {kind.kind: kind for kind in (Perplexity, Generation, Multiturn)}
+KINDS: dict[str, type[Evaluation]] = {kind.kind: kind for kind in (Perplexity, Benchmarks, Generation, Multiturn)}
 """By the ``kind`` that an option names."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from typing import Any
 
@@ -75,9 +75,30 @@ class LoadedModel:
         return replace(read_cache(cache, self.name), hidden=hidden)
 
     @torch.inference_mode()
-    def logits(self, ids: Ids, past: KV | None = None) -> Float[Tensor, "batch tokens vocab"]:
-        """Float32 logits of every token of ``ids``, which follow ``past``; ``past`` itself is left as it is."""
-        return self._forward(self.lm, ids, self._cache(past)).logits.float()
+    def logits(self, ids: Ids, past: KV | None = None, keep: int | None = None) -> Float[Tensor, "batch kept vocab"]:
+        """Float32 logits of the last ``keep`` tokens of ``ids`` (None: of all), which follow ``past``.
+
+        ``past`` itself is left as it is.
+        """
+        keep = ids.shape[1] if keep is None else keep
+        last = {"logits_to_keep": keep} if self._trims_logits else {}
+        return self._forward(self.lm, ids, self._cache(past), **last).logits[:, -keep:].float()
+
+    @torch.inference_mode()
+    def steps(self, ids: Ids, past: KV | None) -> Generator[Float[Tensor, "batch vocab"], Int[Tensor, " batch"], None]:
+        """Decode one token at a time: yields float32 logits, and is sent the tokens that were chosen from them."""
+        cache = self._cache(past)
+        last = {"logits_to_keep": 1} if self._trims_logits else {}
+        while True:
+            chosen = yield self._forward(self.lm, ids.to(self.device), cache, **last).logits[:, -1].float()
+            ids = chosen[:, None]
+
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        """The tokens after which this model has nothing more to say, by its generation config and its tokenizer."""
+        found = getattr(getattr(self.lm, "generation_config", None), "eos_token_id", None)
+        listed = found if isinstance(found, list | tuple) else [found]
+        return frozenset(token for token in (*listed, self.tokenizer.eos_token_id) if token is not None)
 
     @torch.inference_mode()
     def generate(

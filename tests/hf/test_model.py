@@ -137,3 +137,22 @@ def test_the_model_is_frozen_and_in_eval_mode() -> None:
     assert not model.lm.training
     assert not any(parameter.requires_grad for parameter in model.lm.parameters())
     assert model.prefill(rows()).keys[0].is_inference()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_last_logits_alone_and_step_by_step_are_those_of_one_forward(family: str) -> None:
+    model, ids = loaded(family), rows(tokens=20)
+    wanted = own_logits(model, ids)
+    assert torch.allclose(model.logits(ids, keep=3), wanted[:, -3:], atol=1e-5)
+    assert torch.allclose(model.logits(ids[:, 9:], model.prefill(ids[:, :9]), keep=2), wanted[:, -2:], atol=1e-5)
+    steps = model.steps(ids[:, 9:15], model.prefill(ids[:, :9]))
+    found = [next(steps), *(steps.send(ids[:, place]) for place in range(15, 20))]
+    assert torch.allclose(torch.stack(found, dim=1), wanted[:, 14:], atol=1e-5)
+
+
+def test_end_tokens_are_those_of_the_generation_config_and_the_tokenizer() -> None:
+    model = loaded("qwen3-yarn")
+    own = model.tokenizer.eos_token_id
+    for listed, wanted in ((None, {own}), (7, {7, own}), ([7, 8], {7, 8, own})):
+        model.lm.generation_config.eos_token_id = listed
+        assert model.end_tokens == wanted
