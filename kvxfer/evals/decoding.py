@@ -139,5 +139,5 @@ def _log_probabilities(
 ) -> Float[Tensor, "batch steps width"]:
     """What the condition says of each token, having read those before it; of the words that both models have."""
     ids = torch.cat([prepared.tail, tokens[:, :-1]], dim=1)
-    logits = prepared.model.logits(ids, prepared.past)[:, -tokens.shape[1] :, :width]
+    logits = prepared.model.logits(ids, prepared.past, tokens.shape[1])[..., :width]
     return torch.log_softmax(logits, dim=-1)
