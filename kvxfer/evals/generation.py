@@ -135,7 +135,7 @@ class Generation(Evaluation):
             *_tests_table(data),
         ]
         rows = [
-            (f"…{example['prompt']}", condition_name(name, short=True), example[name])
+            (f"… {example['prompt']}", condition_name(name, short=True), example[name])
             for example in data["examples"]
             for name in CONDITIONS
         ]
