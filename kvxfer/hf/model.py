@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from typing import Any
 
@@ -60,13 +60,18 @@ class LoadedModel:
         return read_cache(cache, self.name)
 
     @torch.inference_mode()
-    def prefill_with_hidden(self, ids: Ids) -> KV:
-        """The cache of ``ids`` with the final hidden states: the last layer's output after the final norm.
+    def prefill_with_hidden(self, ids: Ids, past: KV | None = None) -> KV:
+        """The cache of ``past`` and ``ids`` with the final hidden states: the last layer's output after the final norm.
 
-        That is what the body returns as ``last_hidden_state`` and what the vocabulary projection reads.
+        That is what the body returns as ``last_hidden_state`` and what the vocabulary projection reads. A ``past`` must
+        have its own.
         """
-        cache = self._cache(None)
+        cache = self._cache(past)
         hidden = self._forward(self.body, ids, cache).last_hidden_state
+        if past is not None and past.tokens:
+            if past.hidden is None:
+                raise KvxferError(f"{self.name}: the cache that these tokens follow has no hidden states")
+            hidden = torch.cat([past.hidden.to(hidden), hidden], dim=1)
         return replace(read_cache(cache, self.name), hidden=hidden)
 
     @torch.inference_mode()
@@ -97,19 +102,30 @@ class LoadedModel:
 
     @torch.inference_mode()
     def generate(
-        self, ids: Ids, past: KV | None, max_new_tokens: int, stop: int | None = None
+        self,
+        ids: Ids,
+        past: KV | None,
+        max_new_tokens: int,
+        stop: int | None = None,
+        noise: Callable[[int], Float[Tensor, "batch vocab"]] | None = None,
     ) -> Int[Tensor, "batch new"]:
-        """Greedy continuation of ``past`` and ``ids``; it ends early once every row has given ``stop``.
+        """Continuation of ``past`` and ``ids``: at every step the token of the largest logit.
 
-        A row that has given ``stop`` (which is part of the result) is filled up with it.
+        Args:
+            stop: end early once every row has given it. A row that has given it (it is part of the result) is filled up
+                with it.
+            noise: what is added to the logits of each step (0, 1, ...) before the largest is taken. Gumbel noise times
+                a temperature draws a sample at that temperature (the Gumbel-max trick); the same noise gives two models
+                the same luck.
         """
         cache = self._cache(past)
         ids = ids.to(self.device)
         done = torch.zeros(ids.shape[0], dtype=torch.bool, device=self.device)
         new: list[Tensor] = []
-        for _ in range(max_new_tokens):
+        for step in range(max_new_tokens):
             last = {"logits_to_keep": 1} if self._trims_logits else {}
-            token = self._forward(self.lm, ids, cache, **last).logits[:, -1].argmax(dim=-1)
+            logits = self._forward(self.lm, ids, cache, **last).logits[:, -1]
+            token = (logits if noise is None else logits.float() + noise(step).to(self.device)).argmax(dim=-1)
             if stop is not None:
                 token = torch.where(done, torch.full_like(token, stop), token)
                 done |= token == stop
