@@ -11,11 +11,11 @@ from torch import Tensor
 
 from kvxfer.ancestry import find_ancestry
 from kvxfer.apply import Mapper
-from kvxfer.extras import read_source
 from kvxfer.hf import LoadedModel
 from kvxfer.kv import KV
 from kvxfer.pairs import Pair
 from kvxfer.plan import Plan
+from kvxfer.transfer import Transfer
 
 PRUNED = ("ancestor_copy",)
 """One more, for a pair whose source was pruned from its target."""
@@ -81,21 +81,13 @@ def mapped_conditions(
         donors: for each row, the prompt whose mapped cache it gets in the wrong-donor control.
         wanted: which of ``MAPPED``; only these are computed.
     """
-    first, stop = plan.mapped_span(prompt.shape[1])
-    head, tail = prompt[:, :stop], prompt[:, stop:]
-    exact = pair.target.prefill(head[:, :first]) if first else None
-
-    def transferred(tokens: Int64[Tensor, "batch head"]) -> KV:
-        content = pair.content("source", read_source(pair, tokens, mapper.extras))
-        return pair.rotated("target", mapper.map(content, tokens))
-
-    def planned(cache: KV) -> KV:
-        return cache if exact is None else KV.join([exact, cache.span(first, cache.tokens)])
-
-    mapped = transferred(head)
-    caches = {"mapped": planned(mapped), "mapped_all": mapped}
+    transfer = Transfer(pair, mapper, plan)
+    head, tail = transfer.split(prompt)
+    exact = transfer.exact(head)
+    mapped = transfer.mapped(head)
+    caches = {"mapped": transfer.planned(mapped, exact), "mapped_all": mapped}
     if "wrong_donor" in wanted:
-        caches["wrong_donor"] = planned(transferred(donors[:, :stop]))
+        caches["wrong_donor"] = transfer.planned(transfer.mapped(transfer.split(donors)[0]), exact)
     return {name: Prepared(pair.target, caches[name], tail) for name in MAPPED if name in wanted}
 
 

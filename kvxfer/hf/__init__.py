@@ -14,11 +14,12 @@ from kvxfer.hf.load import (
     resolve_device,
     resolved_revision,
 )
-from kvxfer.hf.model import LoadedModel
+from kvxfer.hf.model import LoadedModel, Running
 
 __all__ = [
     "LoadedModel",
     "ModelSpec",
+    "Running",
     "check_exists",
     "content_digest",
     "folder_digest",
