@@ -43,9 +43,7 @@ class Transfer:
     mapper: Mapper
     plan: Plan
 
-    def split(
-        self, prompt: Int[Tensor, "batch prompt"]
-    ) -> tuple[Int[Tensor, "batch head"], Int[Tensor, "batch tail"]]:
+    def split(self, prompt: Int[Tensor, "batch prompt"]) -> tuple[Int[Tensor, "batch head"], Int[Tensor, "batch tail"]]:
         """What is handed over of a prompt, and the tokens that the target is held back to read itself."""
         stop = self.plan.mapped_span(prompt.shape[1])[1]
         return prompt[:, :stop], prompt[:, stop:]
@@ -85,7 +83,9 @@ class Transfer:
         return mapped if exact is None else KV.join([exact, mapped.span(exact.tokens, mapped.tokens)])
 
     @torch.inference_mode()
-    def first_token(self, source: Running, prompt: Int[Tensor, "batch prompt"], after: After = _nothing) -> Int[Tensor, " batch"]:
+    def first_token(
+        self, source: Running, prompt: Int[Tensor, "batch prompt"], after: After = _nothing
+    ) -> Int[Tensor, " batch"]:
         """The target's first token after a prompt whose head the source has read: the whole handoff."""
         head, tail = self.split(prompt)
         mapped = self.carry(source, head, after)

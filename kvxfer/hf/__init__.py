@@ -15,8 +15,10 @@ from kvxfer.hf.load import (
     resolved_revision,
 )
 from kvxfer.hf.model import LoadedModel, Running
+from kvxfer.hf.published import PUBLISHED, published_geometry, random_model
 
 __all__ = [
+    "PUBLISHED",
     "LoadedModel",
     "ModelSpec",
     "Running",
@@ -26,6 +28,8 @@ __all__ = [
     "load_config",
     "load_model",
     "load_tokenizer",
+    "published_geometry",
+    "random_model",
     "read_geometry",
     "resolve_device",
     "resolved_revision",

@@ -28,6 +28,7 @@ from kvxfer.stages.baseline import Baselines, ask, find_baselines
 from kvxfer.stages.describing import columns as about_run
 from kvxfer.stages.describing import describe_map, evaluated_corpus
 from kvxfer.stages.measure import measure
+from kvxfer.stages.random_map import make_random_map, refuse_random
 from kvxfer.stages.settings import EvaluateSettings, label
 from kvxfer.stages.train import SELECTION, train, train_id
 
@@ -40,6 +41,7 @@ def evaluate(settings: EvaluateSettings, show: bool = True) -> list[Path]:
     Args:
         show: print the table; otherwise one line is logged.
     """
+    refuse_random(settings)
     directory = find_map(settings)
     spec = settings.eval
     if not isinstance(spec, EvalSpec):
@@ -86,6 +88,8 @@ def find_map(settings: EvaluateSettings) -> Path:
             if path.is_dir():
                 return path
         raise KvxferError(f"map={settings.map} is no directory and no run in {settings.outputs / 'train'}")
+    if settings.pair.random_weights:
+        return make_random_map(settings)
     path = settings.outputs / "train" / train_id(settings)
     if (path / RECORD).is_file():
         return path

@@ -12,12 +12,14 @@ from kvxfer.apply import Mapper
 from kvxfer.evals.base import Evaluation, Subject
 from kvxfer.evals.kinds import KINDS
 from kvxfer.evals.rendering import write_report
+from kvxfer.hf import resolve_device
 from kvxfer.loggers import RunLogger, open_loggers
 from kvxfer.maps import CacheMap
 from kvxfer.pairs import Pair, load_pair
 from kvxfer.runs import Run, environment, open_run, read_json
 from kvxfer.stages.describing import columns, describe_map, evaluated_corpus
 from kvxfer.stages.settings import EvaluateSettings, label
+from kvxfer.timing import machine
 
 log = logging.getLogger("kvxfer")
 
@@ -39,6 +41,8 @@ def measure(settings: EvaluateSettings, spec: Evaluation, directory: Path, show:
         "domains": [evaluated_corpus(each) for each in settings.domains],
         "pair": settings.pair_identity,
     }
+    if spec.timed:
+        config["machine"] = machine(resolve_device(settings.pair.device))
     with open_run(settings.outputs, "evaluate", config, {"train": cache_map.hash}, settings.force) as run:
         if run.done:
             log.info("evaluation %s is there already", run.id)
