@@ -87,7 +87,8 @@ def peak_bandwidth(device: torch.device) -> float:
 
 def _least(device: torch.device, function: Callable[[], object]) -> float:
     """Seconds of the fastest of several calls, of which the first counts only where calls are slow."""
-    watch, found = Stopwatch(device), []
+    watch = Stopwatch(device)
+    found: list[float] = []
     while len(found) < 2 or (len(found) < _TRIES and sum(found) < _ENOUGH):
         found.append(watch.of(function))
     return min(found)

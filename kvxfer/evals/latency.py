@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
+
+import torch
 
 from kvxfer.apply import Mapper
 from kvxfer.errors import KvxferError
@@ -100,7 +103,7 @@ class Latency(Evaluation):
         with progress("latency", len(lengths) * len(batches) * (self.repeats + self.warmup), "rounds") as advance:
             for length in lengths:
                 for batch in batches:
-                    clocked = clock(transfer, length, batch, self.repeats, self.warmup, self.seed, advance)
+                    clocked = self._clock(transfer, length, batch, advance)
                     point = self._point(subject, length, batch, clocked, about, spread(load)["median"])
                     points.append({**point, "vllm": outside.get(length) if batch == 1 else None})
         return {
@@ -108,12 +111,21 @@ class Latency(Evaluation):
             "models": {"source": pair.source.name, "target": target.name},
             "random": bool(subject.cache_map.manifest.get("random", False)),
             "scaled": _scaled(subject),
-            "settings": {**super().identity(), "plan": vars(subject.plan)},
+            "settings": {**self.identity(), "plan": vars(subject.plan)},
             "load": {**spread(load), "bytes": subject.cache_map.bytes * more["target"]},
             "fit_seconds": self._fit_seconds(subject),
             "points": points,
             "break_even": [_break_evens(points, batch) for batch in batches],
         }
+
+    def _clock(self, transfer: Transfer, length: int, batch: int, advance: Callable[[int], None]) -> Clocked:
+        try:
+            return clock(transfer, length, batch, self.repeats, self.warmup, self.seed, advance)
+        except torch.OutOfMemoryError as error:
+            raise KvxferError(
+                f"eval.lengths, eval.batch_sizes: {batch} prompts of {length} tokens do not fit the device beside the "
+                "models; ask for fewer, or with pair=geometry set pair.layers=2"
+            ) from error
 
     def _point(
         self, subject: Subject, length: int, batch: int, clocked: Clocked, about: Data, load: float

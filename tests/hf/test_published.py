@@ -8,15 +8,21 @@ from pathlib import Path
 import pytest
 import torch
 
+from kvxfer.apply import Mapper
 from kvxfer.config import compose, spelled_out
 from kvxfer.errors import KvxferError
 from kvxfer.evals.latency_rounds import clock
+from kvxfer.features import DESIGNS
 from kvxfer.hf import PUBLISHED, published_geometry, random_model
 from kvxfer.hf.published import Shape
 from kvxfer.maps import CacheMap
 from kvxfer.pairs import load_pair
-from kvxfer.random_maps import nearest
+from kvxfer.plan import Plan
+from kvxfer.random_maps import nearest, random_map
+from kvxfer.ranks import Reduced
+from kvxfer.solvers import Ridge
 from kvxfer.transfer import Transfer
+from tests.doubles import DOUBLES
 from tests.small_runs import results_of, run, settings_of
 
 ROTARY = {"rope_type": "default", "rope_theta": 1e6}
@@ -47,8 +53,6 @@ def test_a_shape_has_as_many_parameters_as_its_publisher_says(name):
 
 @pytest.mark.parametrize("option", ["qwen3_0.6b_4b", "qwen3_14b_32b", "llama3.1_8b_70b", "ministral3_8b_14b"])
 def test_the_table_has_the_depths_of_the_pair_options(option):
-    from tests.doubles import DOUBLES
-
     family, source, target = option.split("_")
     name = {"llama3.1": "llama-3.1"}.get(family, family)
     layers = tuple(published_geometry(f"{name}-{size}", None, "x").layers for size in (source, target))
@@ -76,14 +80,30 @@ def test_mistakes_are_named(shapes, tmp_path):
         settings_of("evaluate", tmp_path, "pair.layers=2")
     with pytest.raises(KvxferError, match=r"pair\.layers=0 must be 1 or more"):
         settings_of("evaluate", tmp_path, "pair=geometry", "pair.layers=0")
-    with pytest.raises(KvxferError, match=r"solver\.k=99 is more than the source's 6 layers"):
-        run("evaluate", tmp_path, *GEOMETRY, "solver.k=99")
-    with pytest.raises(KvxferError, match=r"solver\.k=auto leaves the map's form to data"):
-        run("evaluate", tmp_path, *GEOMETRY, "solver.k=auto")
-    with pytest.raises(KvxferError, match=r"features=relu reads random features"):
-        run("evaluate", tmp_path, *GEOMETRY, "features=relu")
-    with pytest.raises(KvxferError, match=r"rank\.r=auto is chosen on data"):
-        run("evaluate", tmp_path, *GEOMETRY, "rank=reduced")
+
+
+@pytest.mark.parametrize(
+    ("solver", "said"),
+    [
+        (Ridge(k=99), r"solver\.k=99 is more than the source's 2 layers"),
+        (Ridge(k="auto"), r"solver\.k=auto leaves the map's form to data"),
+        (Ridge(k=1, features=DESIGNS["relu"]), r"features=relu reads random features"),
+        (Ridge(k=1, rank=Reduced("auto")), r"rank\.r=auto is chosen on data"),
+    ],
+)
+def test_a_form_that_only_data_decides_is_refused(tiny_pair, solver, said):
+    with pytest.raises(KvxferError, match=said):
+        random_map(tiny_pair, solver, {})
+
+
+@pytest.mark.parametrize("features", ["same", "rich", "layer0", "hidden"])
+def test_a_random_map_runs_whatever_it_reads(tiny_pair, features):
+    made = random_map(tiny_pair, Ridge(k=2, features=DESIGNS[features]), {"pair": tiny_pair.describe()})
+    transfer = Transfer(tiny_pair, Mapper(made, pair=tiny_pair), Plan())
+    ids = torch.arange(5, 13)[None]
+    mapped = transfer.mapped(ids)
+    assert (mapped.layers, mapped.tokens) == (3, 8)
+    assert made.flops_per_token > 0
 
 
 @pytest.mark.parametrize("asked", [["eval=standard"], ["eval=perplexity"]])
@@ -140,9 +160,6 @@ def test_times_of_a_slice_are_those_of_its_layers_times_more(shapes, monkeypatch
     """On a clock that counts: layers cost what they cost, embedding and projection are counted once."""
     spec = settings_of("evaluate", Path("."), *GEOMETRY, "pair.layers=2", "pair.dtype=float32", "plan.hold_back=3")
     pair = load_pair(spec.pair)
-    from kvxfer.apply import Mapper
-    from kvxfer.random_maps import random_map
-
     mapper = Mapper(random_map(pair, spec.solver, {"pair": pair.describe()}), pair=pair)
     ticks = 0.0
 
