@@ -77,8 +77,8 @@ def _introduction(data: Data) -> list[str]:
     ]
     if data["scaled"]:
         lines += [
-            f"**Scaled**: timed were {slices(data)}; what grows with depth is multiplied up to all of them (embedding, "
-            "final norm and vocabulary projection, which do not, were timed alone and are counted once).",
+            f"**Scaled**: timed were {slices(data)}; what grows with depth is multiplied up to all of them (the "
+            "rotation's angles, embedding, final norm and vocabulary projection were timed alone and count once).",
             "",
         ]
     if data["random"]:

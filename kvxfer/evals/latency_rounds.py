@@ -15,7 +15,8 @@ from kvxfer.timing import Stopwatch
 from kvxfer.transfer import STEPS, Transfer
 
 _SOURCE_STEPS = ("export", "strip")
-_OWN_STEPS = ("exact", "held_back", "first_decode")
+_FIXED = ("strip", "restore", "exact", "held_back", "first_decode", "source", "target")
+"""What has a part that does not grow with depth: angles are computed once, and a model has its embedding and head."""
 
 
 @dataclass(frozen=True)
@@ -78,13 +79,15 @@ def _is_slice(model: LoadedModel) -> bool:
 
 
 def _without_layers(transfer: Transfer, prompt: Int[Tensor, "batch prompt"]) -> dict[str, float]:
-    """What a model's own steps cost whatever its depth, under ``base_`` and the step's name."""
+    """What steps cost whatever the depth, under ``base_`` and the step's name."""
     source, target = transfer.pair.source, transfer.pair.target
     head, tail = transfer.split(prompt)
     watch = Stopwatch(target.device)
     past = target.prefill(head)
+    angles = {"strip": source, "restore": target}
+    found = {f"base_{step}": watch.of(lambda: model.cos_sin(head.shape[1])) for step, model in angles.items()}  # noqa: B023
     with source.without_layers(), target.without_layers():
-        found = {"base_source": watch.of(lambda: source.begin(head, hidden=transfer.reads_hidden))}
+        found["base_source"] = watch.of(lambda: source.begin(head, hidden=transfer.reads_hidden))
         found["base_target"] = watch.of(lambda: target.next_token(target.inject(None), prompt))
         first = min(transfer.plan.exact_first, head.shape[1])
         found["base_exact"] = watch.of(lambda: target.begin(head[:, :first])) if first else 0.0
@@ -106,7 +109,7 @@ def _scaled(parts: dict[str, list[float]], source: LoadedModel, target: LoadedMo
     for name in (*STEPS, "source", "target"):
         factor = more["source"] if name in (*_SOURCE_STEPS, "source") else more["target"]
         fixed = 0.0
-        if name in (*_OWN_STEPS, "source", "target"):
+        if name in _FIXED:
             fixed = float(np.median(parts[f"base_{name}"]))
         found[name] = [min(fixed, each) + (each - min(fixed, each)) * factor for each in parts[name]]
     return found
