@@ -281,3 +281,18 @@ def test_the_vllm_file_is_known_by_its_content(tmp_path):
     assert Latency("latency", vllm=str(moved)).identity()["vllm"] == first
     moved.write_text("{ }")
     assert Latency("latency", vllm=str(moved)).identity()["vllm"] != first
+
+
+def test_a_vllm_figure_stands_beside_the_target_s_own_prefill(done, data, tiny_pair, tiny_folders, tmp_path):
+    target = tiny_pair.target
+    file = tmp_path / "vllm.json"
+    about = {"schema": 1, "model": "tiny", "revision": target.revision, "vllm": "0.33.0", "peak_flops": 1e12}
+    about |= {"dtype": "float32", "device": data["machine"]["name"], "geometry": target.geometry.to_dict()}
+    file.write_text(json.dumps({**about, "points": [{"tokens": 16, "median": 2.0}]}))
+    given = [*toy_models(tiny_folders), "eval=latency", "eval.lengths=[16]", "eval.batch_sizes=[1,2]", "eval.repeats=6"]
+    report = run("evaluate", done.parents[1], *given, f"eval.vllm={file}")
+    assert [point["vllm"] for point in results_of(report)["data"]["points"]] == [2.0, None]
+    assert "| vLLM prefill | against vLLM |" in (report / "report.md").read_text()
+    file.write_text(json.dumps({**about, "points": [{"tokens": 16, "median": 1e-9}]}))
+    with pytest.raises(KvxferError, match=r"1e-06 ms for 16 tokens is below the .* ms that the card's peak FLOP/s"):
+        run("evaluate", done.parents[1], *given, f"eval.vllm={file}")
