@@ -144,6 +144,8 @@ def test_a_slice_is_timed_and_scaled_and_says_so(shapes, tmp_path):
     assert all(point["whole"] is None for point in data["points"])
     text = (done / "report.md").read_text()
     assert "**Scaled**: timed were 3 of the source's 6 layers and 2 of the target's 8 layers" in text
+    assert "| Target layers (a slice; what follows is of these alone) | 2 of 8 |" in text
+    assert "| Weights | random |" in text
     assert "scaled from 3 of the source's 6 layers" in results["verdict"]["sentence"]
     whole = run("evaluate", tmp_path, *GEOMETRY, *FEW, "pair.dtype=float32")
     counted = results_of(whole)["data"]["points"]
