@@ -73,7 +73,7 @@ class Mapper:
         dtype: torch.dtype = torch.float32,
         pair: Pair | None = None,
     ) -> None:
-        self.pair, self.extras = pair, cache_map.extras
+        self.pair, self.extras, self.dtype = pair, cache_map.extras, dtype
         self.random = None if cache_map.random is None else cache_map.random.to(device)
         shared: dict[tuple[tuple[Block, ...], int, int, bool], list[Output]] = {}
         for output, layer in cache_map.layers.items():

@@ -99,6 +99,24 @@ class MultiturnConf(EvalConf):
     seed: int = 0
 
 
+@dataclass
+class LatencyConf(EvalConf):
+    """``eval.kind=latency``."""
+
+    lengths: list[int] = field(default_factory=lambda: [128, 256, 512, 1024])
+    batch_sizes: list[int] = field(default_factory=lambda: [1])
+    repeats: int = 10
+    warmup: int = 2
+    acceptance: list[float] = field(default_factory=lambda: [1.0, 0.9, 0.7])
+    handoffs: int = 1000
+    handoffs_per_fit: int = 1000000
+    shadow_rate: float = 0.0
+    bandwidth: float | None = None
+    fit_seconds: float | None = None
+    vllm: str | None = None
+    seed: int = 0
+
+
 EVALS: dict[str, type[EvalConf]] = {
     "items": ItemsConf,
     "perplexity": PerplexityConf,
@@ -106,4 +124,5 @@ EVALS: dict[str, type[EvalConf]] = {
     "lm_eval": LmEvalConf,
     "generation": GenerationConf,
     "multiturn": MultiturnConf,
+    "latency": LatencyConf,
 }

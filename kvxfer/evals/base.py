@@ -74,12 +74,13 @@ class Evaluation(ABC):
     """The base of every evaluation but ``items``.
 
     ``kind`` is its name in ``kvxfer.evals.kinds``, ``heading`` what a report calls it; ``version`` is raised whenever
-    its numbers may change.
+    its numbers may change. One that is ``timed`` asks another question on another machine.
     """
 
     kind: ClassVar[str]
     heading: ClassVar[str]
     version: ClassVar[int] = 1
+    timed: ClassVar[bool] = False
 
     name: str
 

@@ -27,6 +27,7 @@ from kvxfer.stages.describing import columns as about_run
 from kvxfer.stages.describing import describe_map, evaluated_corpus
 from kvxfer.stages.finding import find_map
 from kvxfer.stages.measure import measure
+from kvxfer.stages.random_map import refuse_random
 from kvxfer.stages.settings import EvaluateSettings, label
 from kvxfer.stages.train import SELECTION
 
@@ -39,6 +40,7 @@ def evaluate(settings: EvaluateSettings, show: bool = True) -> list[Path]:
     Args:
         show: print the table; otherwise one line is logged.
     """
+    refuse_random(settings)
     directory = find_map(settings)
     spec = settings.eval
     if not isinstance(spec, EvalSpec):

@@ -9,6 +9,7 @@ from pathlib import Path
 from kvxfer.errors import KvxferError
 from kvxfer.evals.base import Evaluation
 from kvxfer.runs import RECORD
+from kvxfer.stages.random_map import make_random_map
 from kvxfer.stages.settings import EvaluateSettings
 from kvxfer.stages.train import train, train_id
 
@@ -26,6 +27,8 @@ def find_map(settings: EvaluateSettings, key: str = "map") -> Path:
             if path.is_dir():
                 return path
         raise KvxferError(f"{key}={settings.map} is no directory and no run in {settings.outputs / 'train'}")
+    if settings.pair.random_weights:
+        return make_random_map(settings)
     path = settings.outputs / "train" / train_id(settings)
     if (path / RECORD).is_file():
         return path

@@ -13,6 +13,7 @@ from kvxfer.conversation import Direction
 from kvxfer.evals.base import Evaluation, Subject
 from kvxfer.evals.kinds import KINDS
 from kvxfer.evals.rendering import write_report
+from kvxfer.hf import resolve_device
 from kvxfer.loggers import RunLogger, open_loggers
 from kvxfer.maps import CacheMap
 from kvxfer.pairs import Pair, load_pair
@@ -20,6 +21,7 @@ from kvxfer.runs import Run, environment, open_run, read_json
 from kvxfer.stages.describing import columns, describe_map, evaluated_corpus
 from kvxfer.stages.finding import find_reverse
 from kvxfer.stages.settings import EvaluateSettings, label
+from kvxfer.timing import machine
 
 log = logging.getLogger("kvxfer")
 
@@ -44,6 +46,8 @@ def measure(settings: EvaluateSettings, spec: Evaluation, directory: Path, show:
         "domains": [evaluated_corpus(each) for each in settings.domains],
         "pair": settings.pair_identity,
     }
+    if spec.timed:
+        config["machine"] = machine(resolve_device(settings.pair.device))
     with open_run(settings.outputs, "evaluate", config, inputs, settings.force) as run:
         if run.done:
             log.info("evaluation %s is there already", run.id)
