@@ -21,7 +21,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from kvxfer.config import compose, config_directory, load_job, register, to_settings
+from kvxfer.config import compose, config_directory, load_job, register, spelled_out, to_settings
 from kvxfer.errors import KvxferError
 from kvxfer.features import DEMO
 from kvxfer.sweeps.jobs import Outcome, job_file
@@ -70,6 +70,7 @@ def main(stage: str) -> None:
 
     def run() -> None:
         register(stage)
+        sys.argv[1:] = spelled_out(sys.argv[1:])
         task = Task(stage)
         hydra.main(version_base="1.3", config_path=str(config_directory()), config_name=stage)(task)()
         if task.failures:

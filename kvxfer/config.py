@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -43,13 +44,22 @@ def config_directory() -> Path:
     return inside if inside.is_dir() else Path(__file__).parent.parent / "configs"
 
 
+_MODEL = re.compile(r"(pair\.(?:source|target))=(?!\{)(.+)", re.DOTALL)
+
+
+def spelled_out(arguments: list[str]) -> list[str]:
+    """The command line with ``pair.source=x`` (one model or, in a sweep, several) as ``pair.source.model=x``."""
+    matches = ((argument, _MODEL.fullmatch(argument)) for argument in arguments)
+    return [argument if match is None else f"{match[1]}.model={match[2]}" for argument, match in matches]
+
+
 def compose(stage: str, overrides: list[str]) -> DictConfig:
     """The config of a stage as its command line would compose it; within a command, from where it looks itself."""
     register()
     if GlobalHydra.instance().is_initialized():
-        return hydra_compose(stage, overrides)
+        return hydra_compose(stage, spelled_out(overrides))
     with initialize_config_dir(str(config_directory()), version_base="1.3"):
-        return hydra_compose(stage, overrides)
+        return hydra_compose(stage, spelled_out(overrides))
 
 
 def _refuse_unknown_keys(conf: Any, prefix: str) -> None:

@@ -188,6 +188,14 @@ def toy_stories(split: str, count: int, tokens: int, seed: int = 0) -> list[Any]
     return [make_story(number, tokens) for number in itertools.islice(_toy_seeds(split, seed), count)]
 
 
+def toy_conversations(split: str, count: int, turns: int, tokens: int, seed: int = 0) -> dict[str, tuple[Any, ...]]:
+    """The turns (``kvxfer.toy.conversation.Turn``) of ``count`` toy conversations, ``tokens`` each, by document key."""
+    from kvxfer.toy.conversation import make_conversation
+
+    seeds = itertools.islice(_toy_seeds(split, seed), count)
+    return {_toy_key(number): make_conversation(number, turns, tokens) for number in seeds}
+
+
 def leading_bos(tokenizer: Any) -> list[int]:
     """``[bos]`` if the tokenizer itself begins every text with its BOS, else ``[]``."""
     bos = tokenizer.bos_token_id

@@ -18,6 +18,8 @@ from kvxfer.hf import (
     load_config,
     load_model,
     load_tokenizer,
+    published_geometry,
+    random_model,
     read_geometry,
 )
 from kvxfer.hf.tokenizers import compare_tokenizers
@@ -45,7 +47,11 @@ PROOF_TOKENS = 48
 
 @dataclass(frozen=True)
 class PairSpec:
-    """Which two models, as the config writes them, and how they are run. ``reverse`` swaps source and target."""
+    """Which two models, as the config writes them, and how they are run. ``reverse`` swaps source and target.
+
+    With ``random_weights`` the models are names of published shapes, and ``slices`` are the layers of source and target
+    (after ``reverse``) that are made of them; None for all.
+    """
 
     name: str
     source: ModelSpec
@@ -54,6 +60,8 @@ class PairSpec:
     device: str = "auto"
     attention: str = "sdpa"
     reverse: bool = False
+    random_weights: bool = False
+    slices: tuple[int | None, int | None] = (None, None)
 
     def oriented(self) -> tuple[ModelSpec, ModelSpec]:
         """Source and target after ``reverse``, with the embedded models' folders in place of their names."""
@@ -62,8 +70,9 @@ class PairSpec:
 
     @property
     def label(self) -> str:
-        """The pair's name, with ``_reversed`` after it when it is."""
-        return f"{self.name}_reversed" if self.reverse else self.name
+        """The pair's name, with ``_reversed`` after it when it is; of random weights both shapes' names."""
+        name = f"{self.source.model}_{self.target.model}" if self.random_weights else self.name
+        return f"{name}_reversed" if self.reverse else name
 
     @property
     def config_keys(self) -> tuple[str, str]:
@@ -82,7 +91,11 @@ def _embedded(spec: ModelSpec) -> ModelSpec:
 
 def pair_identity(spec: PairSpec) -> dict[str, Any]:
     """What a run id hashes of a pair: both models, dtype, attention, direction; no paths, no device, no network."""
-    source, target = (_identity(model, key) for model, key in zip(spec.oriented(), spec.config_keys, strict=True))
+    sides = zip(spec.oriented(), spec.config_keys, spec.slices, strict=True)
+    if spec.random_weights:
+        source, target = ({"random_weights": model.model, "layers": layers} for model, _, layers in sides)
+    else:
+        source, target = (_identity(model, key) for model, key, _ in sides)
     return {
         "source": source,
         "target": target,
@@ -140,6 +153,10 @@ class Pair:
                     f"{key}: {tokens} tokens, but {model.name} has a {what} of {limit}; use {limit} or fewer"
                 )
 
+    def reversed(self) -> Pair:
+        """The same two models the other way round."""
+        return Pair(replace(self.spec, reverse=not self.spec.reverse), self.target, self.source, self.tokenizer_digest)
+
     def side(self, which: Side) -> LoadedModel:
         """The model on that side."""
         return self.source if which == "source" else self.target
@@ -192,6 +209,11 @@ def load_pair(spec: PairSpec) -> Pair:
 
     Geometries and tokenizers are compared before any weights are read; the rotary proof follows them.
     """
+    if spec.random_weights:
+        pair = random_pair(spec, spec.device)
+        for model in (pair.source, pair.target):
+            prove_rotary(model)
+        return pair
     models = dict(zip(spec.config_keys, spec.oriented(), strict=True))
     geometries = [read_geometry(load_config(model, key), f"{key} {model.model}") for key, model in models.items()]
     check_geometries(*geometries)
@@ -204,6 +226,16 @@ def load_pair(spec: PairSpec) -> Pair:
 
 Load = Callable[[PairSpec], Pair]
 """What loads a pair: ``load_pair``, or something that keeps what it has loaded."""
+
+
+def random_pair(spec: PairSpec, device: str) -> Pair:
+    """A pair of published shapes with random weights; on device "meta" without any, to tell what it would be."""
+    sides = list(zip(spec.oriented(), spec.config_keys, spec.slices, strict=True))
+    check_geometries(*(published_geometry(model.model, None, key) for model, key, _ in sides))
+    source, target = (
+        random_model(model.model, layers, spec.dtype, device, spec.attention, key) for model, key, layers in sides
+    )
+    return Pair(spec, source, target, compare_tokenizers(source.tokenizer, target.tokenizer))
 
 
 def check_geometries(source: Geometry, target: Geometry) -> None:

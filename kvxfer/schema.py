@@ -42,6 +42,8 @@ class PairConf:
     reverse: bool = False
     k: int = 4
     features: str = "same"
+    random_weights: bool = False
+    layers: int | None = None
 
 
 @dataclass

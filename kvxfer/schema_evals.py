@@ -76,10 +76,61 @@ class DiagnosticsConf(EvalConf):
     seed: int = 0
 
 
+@dataclass
+class GenerationConf(EvalConf):
+    """``eval.kind=generation``."""
+
+    stories: int = 60
+    questions: int = 4
+    rows: int = 64
+    prefix: int | None = None
+    new_tokens: int = 16
+    samples: int = 3
+    temperature: float = 1.0
+    batch_size: int = 40
+    seed: int = 0
+
+
+@dataclass
+class MultiturnConf(EvalConf):
+    """``eval.kind=multiturn``."""
+
+    turns: int = 6
+    stories: int = 100
+    rows: int = 32
+    segment: int = 16
+    patterns: list[str] = field(default_factory=list)
+    max_hops: int | None = None
+    reverse_map: str | None = None
+    batch_size: int = 25
+    seed: int = 0
+
+
+@dataclass
+class LatencyConf(EvalConf):
+    """``eval.kind=latency``."""
+
+    lengths: list[int] = field(default_factory=lambda: [128, 256, 512, 1024])
+    batch_sizes: list[int] = field(default_factory=lambda: [1])
+    repeats: int = 10
+    warmup: int = 2
+    acceptance: list[float] = field(default_factory=lambda: [1.0, 0.9, 0.7])
+    handoffs: int = 1000
+    handoffs_per_fit: int = 1000000
+    shadow_rate: float = 0.0
+    bandwidth: float | None = None
+    fit_seconds: float | None = None
+    vllm: str | None = None
+    seed: int = 0
+
+
 EVALS: dict[str, type[EvalConf]] = {
     "items": ItemsConf,
     "full": FullConf,
     "perplexity": PerplexityConf,
     "diagnostics": DiagnosticsConf,
     "lm_eval": LmEvalConf,
+    "generation": GenerationConf,
+    "multiturn": MultiturnConf,
+    "latency": LatencyConf,
 }

@@ -93,7 +93,11 @@ WRONG = [
     ("train", ["solver.k"], "Error parsing override 'solver.k'"),
     ("train", ["corpus.num_shards=2"], "corpus.num_shards=2: only calibrate.py shares rows"),
     ("evaluate", ["corpus.num_shards=2"], "corpus.num_shards=2: only calibrate.py shares rows"),
-    ("train", ["pair=nope"], "Could not find 'pair/nope'. Available options in 'pair': custom, llama3.1_8b_70b"),
+    (
+        "train",
+        ["pair=nope"],
+        "Could not find 'pair/nope'. Available options in 'pair': custom, geometry, llama3.1_8b_70b",
+    ),
     (
         "train",
         ["features=nope"],
@@ -132,6 +136,7 @@ WRONG = [
     ("train", ["-cn", "nope"], "Cannot find primary config 'nope'"),
     ("train", ["-cn", "calibrate"], "the config (-cn) is not one of the train stage"),
     ("train", ["-cd", "/no/such/folder"], "'/no/such/folder' not found"),
+    ("train", ["pair.source=/no/such/model"], "pair.source.model: no folder '/no/such/model'"),
     ("train", ["pair.source.model=/no/such/model"], "pair.source.model: no folder '/no/such/model'"),
 ]
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from kvxfer.apply import Mapper
+from kvxfer.conversation import Direction
 from kvxfer.corpus import CorpusSpec
 from kvxfer.evals.verdict import Verdict
 from kvxfer.maps import CacheMap
@@ -35,6 +36,7 @@ class Subject:
         corpus: the run's own text; only its evaluation split is read.
         domains: more texts, as ``eval.domains`` names them.
         outputs: where other runs are.
+        reverse: the same models the other way round, with the map of that direction; None unless ``needs_reverse``.
     """
 
     pair: Pair
@@ -45,6 +47,7 @@ class Subject:
     corpus: CorpusSpec
     domains: tuple[CorpusSpec, ...]
     outputs: Path
+    reverse: Direction | None = None
 
     @property
     def calibrated_length(self) -> int | None:
@@ -71,12 +74,13 @@ class Evaluation(ABC):
     """The base of every evaluation but ``items``.
 
     ``kind`` is its name in ``kvxfer.evals.kinds``, ``heading`` what a report calls it; ``version`` is raised whenever
-    its numbers may change.
+    its numbers may change. One that is ``timed`` asks another question on another machine.
     """
 
     kind: ClassVar[str]
     heading: ClassVar[str]
     version: ClassVar[int] = 1
+    timed: ClassVar[bool] = False
 
     name: str
 
@@ -84,6 +88,10 @@ class Evaluation(ABC):
         """What decides the numbers, as plain JSON types; the option's name does not."""
         fields = {key: list(value) if isinstance(value, tuple) else value for key, value in vars(self).items()}
         return {"kind": self.kind, "version": self.version, **{k: v for k, v in fields.items() if k != "name"}}
+
+    def needs_reverse(self, reverse: bool) -> bool:
+        """Whether the map of the other direction is needed too; ``reverse`` is the run's ``pair.reverse``."""
+        return False
 
     @abstractmethod
     def measure(self, subject: Subject) -> dict[str, Any]:

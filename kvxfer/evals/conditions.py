@@ -16,6 +16,7 @@ from kvxfer.hf import LoadedModel
 from kvxfer.kv import KV
 from kvxfer.pairs import Pair
 from kvxfer.plan import Plan
+from kvxfer.transfer import Transfer
 
 PRUNED = ("ancestor_copy",)
 """One more, for a pair whose source was pruned from its target."""
@@ -85,21 +86,13 @@ def mapped_conditions(
         wanted: which of ``MAPPED``; only these are computed.
         read: what the map reads of the prompt less its held-back tokens, if the source has prefilled it already.
     """
-    first, stop = plan.mapped_span(prompt.shape[1])
-    head, tail = prompt[:, :stop], prompt[:, stop:]
-    exact = pair.target.prefill(head[:, :first]) if first else None
-
-    def transferred(tokens: Int64[Tensor, "batch head"], cache: KV | None = None) -> KV:
-        cache = read_source(pair, tokens, mapper.extras) if cache is None else cache
-        return pair.rotated("target", mapper.map(pair.content("source", cache), tokens))
-
-    def planned(cache: KV) -> KV:
-        return cache if exact is None else KV.join([exact, cache.span(first, cache.tokens)])
-
-    mapped = transferred(head, read)
-    caches = {"mapped": planned(mapped), "mapped_all": mapped}
+    transfer = Transfer(pair, mapper, plan)
+    head, tail = transfer.split(prompt)
+    exact = transfer.exact(head)
+    mapped = transfer.mapped(head) if read is None else transfer.map_cache(read, head)
+    caches = {"mapped": transfer.planned(mapped, exact), "mapped_all": mapped}
     if "wrong_donor" in wanted:
-        caches["wrong_donor"] = planned(transferred(donors[:, :stop]))
+        caches["wrong_donor"] = transfer.planned(transfer.mapped(transfer.split(donors)[0]), exact)
     return {name: Prepared(pair.target, caches[name], tail) for name in MAPPED if name in wanted}
 
 

@@ -220,6 +220,10 @@ def about_map(results: Results) -> list[str]:
     settings = {"solver": "Solver", "penalty": "Penalty", "lam": "λ (relative)", "rank": "Rank", "features": "Features"}
     settings["k"] = "Source layers per target layer (k)"
     rows = [(label, setting(fitted[key])) for key, label in settings.items() if key in fitted]
+    if "slice" in fitted:
+        rows.append(("Target layers (a slice; what follows is of these alone)", fitted["slice"]))
+    if fitted.get("random"):
+        rows.append(("Weights", "random"))
     rows += [
         ("Parameters", quantity(fitted.get("parameters"))),
         ("Size", quantity(fitted.get("bytes"), "B")),

@@ -14,17 +14,22 @@ from kvxfer.hf.load import (
     resolve_device,
     resolved_revision,
 )
-from kvxfer.hf.model import LoadedModel
+from kvxfer.hf.model import LoadedModel, Running
+from kvxfer.hf.published import PUBLISHED, published_geometry, random_model
 
 __all__ = [
+    "PUBLISHED",
     "LoadedModel",
     "ModelSpec",
+    "Running",
     "check_exists",
     "content_digest",
     "folder_digest",
     "load_config",
     "load_model",
     "load_tokenizer",
+    "published_geometry",
+    "random_model",
     "read_geometry",
     "resolve_device",
     "resolved_revision",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Generator
-from dataclasses import replace
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,12 +23,21 @@ from kvxfer.kv import KV, LayerTensors
 Ids = Int[Tensor, "batch tokens"]
 
 
+@dataclass(frozen=True)
+class Running:
+    """A model in the middle of a text: the library's own cache, which grows, and final hidden states if asked for."""
+
+    cache: DynamicCache
+    hidden: Float[Tensor, "batch tokens hidden"] | None = None
+
+
 class LoadedModel:
     """A causal language model in eval mode with an explicit cache: every method takes and returns plain tensors.
 
     Caches hold rotated keys and all tokens of all layers. What a method returns is made in inference mode: clone it
-    before autograd may see it. ``name`` is the model as the user wrote it, ``revision`` what it resolved to, and
-    ``dropped`` the layers of the whole model that it is run without.
+    before autograd may see it. ``name`` is the model as the user wrote it, ``revision`` what it resolved to,
+    ``dropped`` the layers of the whole model that it is run without, and ``whole`` the geometry of the model that it
+    is a slice of (its own unless given).
     """
 
     def __init__(
@@ -38,6 +48,7 @@ class LoadedModel:
         name: str,
         revision: str,
         dropped: tuple[int, ...] = (),
+        whole: Geometry | None = None,
     ) -> None:
         self.lm: Any = lm.eval().requires_grad_(False)
         self.body: Any = lm.base_model
@@ -46,6 +57,7 @@ class LoadedModel:
         self.name = name
         self.revision = revision
         self.dropped = dropped
+        self.whole = whole or geometry
         self.dtype: torch.dtype = next(lm.parameters()).dtype
         self.device: torch.device = next(lm.parameters()).device
         self._rotary = find_rotary(self.body, name)
@@ -55,19 +67,63 @@ class LoadedModel:
     @torch.inference_mode()
     def prefill(self, ids: Ids, past: KV | None = None) -> KV:
         """The cache of ``past`` and ``ids`` together, from the body alone (no vocabulary logits)."""
-        cache = self._cache(past)
-        self._forward(self.body, ids, cache)
-        return read_cache(cache, self.name)
+        return self.export(self.begin(ids, past))
 
     @torch.inference_mode()
-    def prefill_with_hidden(self, ids: Ids) -> KV:
-        """The cache of ``ids`` with the final hidden states: the last layer's output after the final norm.
+    def prefill_with_hidden(self, ids: Ids, past: KV | None = None) -> KV:
+        """The cache of ``past`` and ``ids`` with the final hidden states: the last layer's output after the final norm.
 
-        That is what the body returns as ``last_hidden_state`` and what the vocabulary projection reads.
+        That is what the body returns as ``last_hidden_state`` and what the vocabulary projection reads. A ``past`` must
+        have its own.
         """
-        cache = self._cache(None)
-        hidden = self._forward(self.body, ids, cache).last_hidden_state
-        return replace(read_cache(cache, self.name), hidden=hidden)
+        return self.export(self.begin(ids, past, hidden=True))
+
+    @torch.inference_mode()
+    def begin(self, ids: Ids, past: KV | None = None, hidden: bool = False) -> Running:
+        """The model once it has read ``ids`` after ``past``; with the final hidden states of both if asked."""
+        running = self.inject(past)
+        states = self.extend(running, ids)
+        if not hidden:
+            return running
+        if past is not None and past.tokens:
+            if past.hidden is None:
+                raise KvxferError(f"{self.name}: the cache that these tokens follow has no hidden states")
+            states = torch.cat([past.hidden.to(states), states], dim=1)
+        return replace(running, hidden=states)
+
+    def export(self, running: Running) -> KV:
+        """What a running model's cache holds: its tensors themselves, no copy."""
+        return replace(read_cache(running.cache, self.name), hidden=running.hidden)
+
+    def inject(self, past: KV | None) -> Running:
+        """The model as if it had read what ``past`` holds, in a cache of its own (a copy)."""
+        return Running(self._cache(past))
+
+    @torch.inference_mode()
+    def extend(self, running: Running, ids: Ids) -> Float[Tensor, "batch tokens hidden"]:
+        """Read more tokens with the body alone, and return their final hidden states."""
+        return self._forward(self.body, ids, running.cache).last_hidden_state
+
+    @torch.inference_mode()
+    def next_token(self, running: Running, ids: Ids) -> Int[Tensor, " batch"]:
+        """Read more tokens and return the likeliest one to follow."""
+        return self.next_logits(running, ids).argmax(dim=-1)
+
+    @torch.inference_mode()
+    def next_logits(self, running: Running, ids: Ids) -> Float[Tensor, "batch vocab"]:
+        """Read more tokens and return the logits of what follows them, those of the last alone where possible."""
+        last = {"logits_to_keep": 1} if self._trims_logits else {}
+        return self._forward(self.lm, ids, running.cache, **last).logits[:, -1]
+
+    @contextmanager
+    def without_layers(self) -> Iterator[None]:
+        """Embedding, final norm and vocabulary projection alone: what a forward costs whatever the depth."""
+        layers = self.body.layers
+        self.body.layers = layers[:0]
+        try:
+            yield
+        finally:
+            self.body.layers = layers
 
     @torch.inference_mode()
     def logits(self, ids: Ids, past: KV | None = None, keep: int | None = None) -> Float[Tensor, "batch kept vocab"]:
@@ -97,19 +153,29 @@ class LoadedModel:
 
     @torch.inference_mode()
     def generate(
-        self, ids: Ids, past: KV | None, max_new_tokens: int, stop: int | None = None
+        self,
+        ids: Ids,
+        past: KV | None,
+        max_new_tokens: int,
+        stop: int | None = None,
+        noise: Callable[[int], Float[Tensor, "batch vocab"]] | None = None,
     ) -> Int[Tensor, "batch new"]:
-        """Greedy continuation of ``past`` and ``ids``; it ends early once every row has given ``stop``.
+        """Continuation of ``past`` and ``ids``: at every step the token of the largest logit.
 
-        A row that has given ``stop`` (which is part of the result) is filled up with it.
+        Args:
+            stop: end early once every row has given it. A row that has given it (it is part of the result) is filled up
+                with it.
+            noise: what is added to the logits of each step (0, 1, ...) before the largest is taken. Gumbel noise times
+                a temperature draws a sample at that temperature (the Gumbel-max trick); the same noise gives two models
+                the same luck.
         """
-        cache = self._cache(past)
+        running = self.inject(past)
         ids = ids.to(self.device)
         done = torch.zeros(ids.shape[0], dtype=torch.bool, device=self.device)
         new: list[Tensor] = []
-        for _ in range(max_new_tokens):
-            last = {"logits_to_keep": 1} if self._trims_logits else {}
-            token = self._forward(self.lm, ids, cache, **last).logits[:, -1].argmax(dim=-1)
+        for step in range(max_new_tokens):
+            logits = self.next_logits(running, ids)
+            token = (logits if noise is None else logits.float() + noise(step).to(self.device)).argmax(dim=-1)
             if stop is not None:
                 token = torch.where(done, torch.full_like(token, stop), token)
                 done |= token == stop

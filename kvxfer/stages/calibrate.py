@@ -25,6 +25,7 @@ from kvxfer.progress import progress
 from kvxfer.random_features import RANDOM_FILE, load_random, merge_random
 from kvxfer.runs import Run, open_run, read_json, run_id, write_json
 from kvxfer.solvers import Splits
+from kvxfer.stages.random_map import refuse_random
 from kvxfer.stages.settings import CalibrateSettings
 from kvxfer.token_weights import WEIGHTED_SPLITS
 
@@ -38,6 +39,7 @@ def calibrate(settings: CalibrateSettings) -> Path:
 
     A share of the rows (``corpus.num_shards``) is a run of its own; the last share to finish merges them all.
     """
+    refuse_random(settings)
     path = _calibrate_share(settings)
     if settings.corpus.num_shards == 1:
         return path

@@ -29,7 +29,10 @@ def evaluated_corpus(corpus: CorpusSpec) -> dict[str, Any]:
 def describe_map(cache_map: CacheMap, directory: Path, pair: Pair, prompt: int) -> dict[str, Any]:
     """A map's settings and its cost; ``prompt`` is how long the prefill is that its cost is compared with."""
     m = cache_map.manifest
+    timed, whole = pair.target.geometry.layers, pair.target.whole.layers
     return {
+        **({"random": True} if m.get("random") else {}),
+        **({} if timed == whole else {"slice": f"{timed} of {whole}"}),
         "run_id": directory.name,
         "sha256": cache_map.hash,
         **{key: m[key]["name"] for key in ("solver", "penalty", "rank", "features")},

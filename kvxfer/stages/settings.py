@@ -18,11 +18,12 @@ from kvxfer.evals.items import EvalSpec
 from kvxfer.evals.kinds import KINDS
 from kvxfer.features import DESIGNS, Features
 from kvxfer.loggers import LoggerSpec
-from kvxfer.pairs import ModelSpec, PairSpec, pair_identity
+from kvxfer.pairs import PairSpec, pair_identity
 from kvxfer.penalties import PENALTIES
 from kvxfer.plan import Plan
 from kvxfer.ranks import RANKS
 from kvxfer.solvers import SOLVERS, Solver
+from kvxfer.stages.pair_settings import pair_spec
 
 
 @dataclass(frozen=True)
@@ -100,10 +101,6 @@ class EvaluateSettings(TrainSettings):
         return self.eval
 
 
-def _model(conf: Any) -> ModelSpec:
-    return ModelSpec(conf.model, conf.revision, tuple(conf.drop_layers))
-
-
 def label(columns: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
     """The name and the tags of a logged run about a map."""
     name = f"{columns['pair']}/{columns['features']}-{columns['solver']}-{columns['penalty']}-{columns['rank']}"
@@ -136,15 +133,6 @@ def _probe_rows(conf: Any, needed: bool) -> int:
 
 def _common(conf: Any, features: Features | None, probe: bool = False, weights: bool = False) -> dict[str, Any]:
     """What all stages share. ``features``, ``probe`` and ``weights`` are what the solver reads, where there is one."""
-    pair = PairSpec(
-        name=conf.pair.name,
-        source=_model(conf.pair.source),
-        target=_model(conf.pair.target),
-        dtype=conf.pair.dtype,
-        device=conf.pair.device,
-        attention=conf.pair.attention,
-        reverse=conf.pair.reverse,
-    )
     corpus = _corpus(conf.corpus)
     keeps = design(conf.pair.features, "pair.features")
     if conf.calibration.features != "auto":
@@ -170,7 +158,7 @@ def _common(conf: Any, features: Features | None, probe: bool = False, weights: 
     logger = LoggerSpec(**{**vars(conf.logger), "tags": tuple(conf.logger.tags)})
     logger.validate()
     return {
-        "pair": pair,
+        "pair": pair_spec(conf.pair, getattr(conf, "solver", None)),
         "corpus": corpus,
         "calibration": CalibrationSpec(**spec),
         "logger": logger,

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kvxfer.errors import KvxferError
 from kvxfer.hf import LoadedModel, read_geometry
 from kvxfer.kv import KV
 from tests.doubles import FAMILIES, tiny_model, tiny_tokenizer
@@ -94,6 +95,28 @@ def test_generate_fills_up_with_stop_and_ends_early() -> None:
     alone = model.generate(ids[:1], None, 8, stop=stop)
     assert alone.shape[1] == free[0].tolist().index(stop) + 1
     assert model.generate(ids, None, 0).shape == (2, 0)
+
+
+def test_noise_is_added_to_the_logits_of_each_step() -> None:
+    model, ids = loaded("qwen3-default"), rows(batch=2, tokens=12)
+    noise = 3 * torch.randn(2, 4, model.geometry.vocabulary, generator=torch.Generator().manual_seed(0))
+    wanted = ids
+    for step in range(4):
+        chosen = (own_logits(model, wanted)[:, -1] + noise[:, step]).argmax(dim=-1, keepdim=True)
+        wanted = torch.cat((wanted, chosen), dim=1)
+    got = model.generate(ids[:, 8:], model.prefill(ids[:, :8]), 4, noise=lambda step: noise[:, step])
+    assert torch.equal(got, wanted[:, 12:])
+    assert not torch.equal(got, model.generate(ids, None, 4))
+
+
+def test_hidden_states_of_two_prefills_are_those_of_one() -> None:
+    model, ids = loaded("llama-default"), rows()
+    whole = model.prefill_with_hidden(ids)
+    parts = model.prefill_with_hidden(ids[:, 11:], model.prefill_with_hidden(ids[:, :11]))
+    assert parts.hidden is not None
+    assert torch.allclose(parts.hidden, whole.hidden, atol=1e-5)
+    with pytest.raises(KvxferError, match="no hidden states"):
+        model.prefill_with_hidden(ids[:, 11:], model.prefill(ids[:, :11]))
 
 
 def test_an_empty_past_is_no_past() -> None:
