@@ -101,7 +101,7 @@ def _evaluate(run: Path) -> Numbers:
     return result | _costs(results)
 
 
-def _costs(results: Mapping[str, Any]) -> Numbers:
+def _costs(results: Mapping[str, Any]) -> dict[str, Any]:
     return {key: results["map"].get(key) for key in ("parameters", "flops_per_token", "share_of_prefill_flops")}
 
 
