@@ -25,6 +25,8 @@ from kvxfer.solvers.base import LinearLayer
 
 SCHEMA = 1
 MANIFEST, TENSORS, EVIDENCE = "manifest.json", "map.safetensors", "evidence"
+DIAGNOSTICS = "diagnostics.json"
+"""What a fit recorded of its own quality, beside the map; it is not part of the artifact."""
 _CACHED_BYTES = 2
 
 

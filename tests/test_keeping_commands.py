@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from kvxfer.errors import KvxferError
-from kvxfer.maps import CacheMap
+from kvxfer.maps import DIAGNOSTICS, CacheMap
 from kvxfer.runs import read_json
 from kvxfer.stages.calibrate import REPORT, calibration_id
-from kvxfer.stages.train import DIAGNOSTICS, SELECTION
+from kvxfer.stages.train import SELECTION
 from tests.small_runs import TOY_EVAL, results_of, run, settings_of, toy_models
 
 

@@ -13,7 +13,7 @@ from kvxfer.evals.curves import curves_figure
 from kvxfer.evals.figures import r2_heatmap
 from kvxfer.features import KINDS
 from kvxfer.loggers import RunLogger, open_loggers
-from kvxfer.maps import MANIFEST, TENSORS, CacheMap
+from kvxfer.maps import DIAGNOSTICS, MANIFEST, TENSORS, CacheMap
 from kvxfer.progress import progress
 from kvxfer.random_features import RANDOM_FILE, load_random
 from kvxfer.runs import RECORD, Run, open_run, read_json, run_id, write_json
@@ -23,7 +23,7 @@ from kvxfer.stages.settings import TrainSettings, label
 
 log = logging.getLogger("kvxfer")
 
-DIAGNOSTICS, SELECTION, HEATMAP, CURVES = "diagnostics.json", "selection.json", "r2.png", "curves.png"
+SELECTION, HEATMAP, CURVES = "selection.json", "r2.png", "curves.png"
 _RARE_TOKENS = 5
 
 
