@@ -30,6 +30,7 @@ GROUPS = {
 }
 NEEDED = {
     "eval=choices": ["corpus=pydoc"],
+    "eval=mapped_choices": ["corpus=pydoc"],
     "pair=custom": ["pair.source.model=someone/small", "pair.target.model=someone/large"],
     "corpus=text": ["corpus.path=somewhere"],
 }

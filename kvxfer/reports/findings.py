@@ -58,7 +58,7 @@ def attention_penalty(pair: PairResults) -> Verdict:
 
 
 def alpha_monotone(pair: PairResults) -> Verdict:
-    """Nats along α at one λ: do they go one way, and do the ends differ?"""
+    """Nats along α at one λ: do the ends differ, and does no step go against them that a test can see?"""
     swept = [m for m in pair.calibrated_alike if _is_number(m.dial("penalty", "alpha"))]
     fixed = [m for m in swept if _is_number(m.dial("penalty", "lam"))]
     line = sorted(_largest(fixed, ("penalty", "alpha")), key=lambda m: m.dial("penalty", "alpha"))
@@ -67,8 +67,8 @@ def alpha_monotone(pair: PairResults) -> Verdict:
         return Verdict("not measured", "fewer than 3 values of α at one λ", "alpha")
     nats = [pair.baseline.per_token(m.scores) for m in line]
     ends = difference(line[-1].scores, line[0].scores, pair.baseline)
-    steps = [after - before for before, after in itertools.pairwise(nats)]
-    one_way = all(step > 0 for step in steps) or all(step < 0 for step in steps)
+    steps = [difference(after.scores, before.scores, pair.baseline) for before, after in itertools.pairwise(line)]
+    one_way = not any(step.p < LEVEL and step.nats * ends.nats < 0 for step in steps)
     rho = spearman(alphas, nats)
     trend = "" if rho is None else f", Spearman of α and nats {number(rho[0], 2, sign=True)} ({p_text(rho[1])})"
     way = "quality falls" if ends.nats > 0 else "quality rises"
