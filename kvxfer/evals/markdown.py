@@ -18,7 +18,7 @@ from kvxfer.evals.tables import (
     quantity,
     setting,
 )
-from kvxfer.evals.verdict import ancestry_sentence, verdict
+from kvxfer.evals.verdict import ancestry_sentence, fit_warning, verdict
 from kvxfer.evals.wording import DESIGNS, GLOSSARY, INTRODUCTION, condition_name
 
 Results = Mapping[str, Any]
@@ -60,8 +60,8 @@ def figure_paths(results: Results) -> dict[str, str]:
 def body(results: Results) -> list[str]:
     """Every section of one evaluation."""
     lines = [f"**{verdict(results['conditions'], results['tests']).sentence}**", ""]
-    if (said := ancestry_sentence(results)) is not None:
-        lines += [f"**{said}**", ""]
+    for said in (fit_warning(results), ancestry_sentence(results)):
+        lines += [] if said is None else [f"**{said}**", ""]
     lines += _context(results)
     lines += ["## Headline", "", *_conditions_table(results["conditions"])]
     paths = figure_paths(results)
@@ -183,6 +183,10 @@ def _gates(results: Results) -> list[str]:
         for gate in results["gates"]
     ]
     lines = ["## Gates", "", "Checks that must hold before anything is recorded.", ""]
+    if check := results.get("fit_check"):
+        lines[2] += " The last one is of the map, and warns."
+        passed = "passed" if check["passed"] else "**failed**"
+        rows.append(("fit: largest drop in R²", number(check["worst"]["drop"]), setting(check["tolerated"]), passed))
     return lines + table(("Gate", "Value", "Tolerance", "Result"), rows)
 
 
@@ -252,6 +256,9 @@ def comparison(designs: Mapping[str, Results], best: str) -> list[str]:
     chosen = designs[best]
     said = verdict(chosen["conditions"], chosen["tests"], subject=f"The best of {len(designs)} designs, {best},")
     lines = [f"**{said.sentence}**", "", *_strict(chosen, len(designs))]
+    for name, results in designs.items():
+        if (warning := fit_warning(results)) is not None:
+            lines += [f"**Design `{name}`: {warning}**", ""]
     lines += ["## The designs", "", "What a target layer's keys and values are computed from:", ""]
     lines += [f"- `{name}`: {DESIGNS.get(name, 'see its configuration')}" for name in designs]
     header = ("Design", *MEASURES, "vs source", "p (McNemar)", "p (paired t)", "Map", "Prefill share")
