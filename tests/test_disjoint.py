@@ -174,6 +174,7 @@ def little(kind: str, option: str, outputs: Path, overrides: list[str]) -> list[
     return [f"eval={option}", *(f"eval.{key}={value}" for key, value in LITTLE.items() if key in keys)]
 
 
+@pytest.mark.usefixtures("no_drawing")
 @pytest.mark.parametrize("kind", EVALUATIONS)
 @pytest.mark.parametrize("text", ["toy", "text"])
 def test_every_kind_of_evaluation_reads_its_own_split_alone(
