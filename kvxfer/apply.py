@@ -89,6 +89,8 @@ class Mapper:
             right = torch.stack(rights, dim=1).flatten(0, 1).to(device, dtype) if rights else None
             self.products.append(_Product(blocks, outputs, weight, right, bias, groups))
         self.layers = 1 + max(layer for layer, _ in cache_map.layers)
+        self.lookback = max(-block.offset for product in self.products for block in product.blocks)
+        """How many tokens before a token the map reads."""
 
     @torch.inference_mode()
     def map(self, content: KV, ids: Int[Tensor, "batch tokens"] | None = None) -> KV:

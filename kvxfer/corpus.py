@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from kvxfer.corpora import hub, python, text
+from kvxfer.corpora import hub, python, text, toy
 from kvxfer.errors import KvxferError
 
 SPLITS = ("fit", "validation", "held_out", "evaluation")
@@ -28,7 +28,7 @@ _SPLIT_OF_TENTH = ("fit",) * 6 + ("validation", "held_out") + ("evaluation",) * 
 # A draw of the toy world is this many stories; all draws together stay below the seeds that its models were trained on.
 _TOY_STORIES, _TOY_DRAWS = 1_000_000, 1_000_000
 
-KINDS = ("toy", "text", "hub", *python.KINDS)
+KINDS = (*toy.KINDS, "text", "hub", *python.KINDS)
 
 
 def split_of(document_key: str) -> str:
@@ -103,7 +103,7 @@ class CorpusSpec:
                 f"corpus.shard_index={self.shard_index} with corpus.num_shards={self.num_shards}: "
                 f"give an index from 0 to {self.num_shards - 1}"
             )
-        if self.kind == "toy" and self.seed >= _TOY_DRAWS:
+        if self.kind in toy.KINDS and self.seed >= _TOY_DRAWS:
             raise KvxferError(f"corpus.seed={self.seed}: the toy world has {_TOY_DRAWS} draws; give a lower seed")
         if self.kind == "text" and not self.path:
             raise KvxferError("corpus.path is not set: corpus=text needs corpus.path=<folder of .txt, .md or .jsonl>")
@@ -115,7 +115,7 @@ class CorpusSpec:
         left_out = {"path", "glob", "num_shards", "shard_index"}
         if self.document_tokens is None:
             left_out.add("document_tokens")
-        if self.kind in ("toy", *python.KINDS):
+        if self.kind in (*toy.KINDS, *python.KINDS):
             left_out |= {"column", "dataset", "subset", "revision"}
         if self.kind == "text":
             left_out |= {"dataset", "subset", "revision"}
@@ -147,12 +147,18 @@ class Rows:
 
 
 def load_rows(
-    spec: CorpusSpec, tokenizer: Any, split: str, count: int | None = None, length: int | None = None
+    spec: CorpusSpec,
+    tokenizer: Any,
+    split: str,
+    count: int | None = None,
+    length: int | None = None,
+    fewer: bool = False,
 ) -> Rows:
     """The first ``count`` rows of a split (default ``spec.rows``), each of exactly ``length`` tokens (``spec.length``).
 
     ``tokenizer`` is a Hugging Face fast tokenizer. With shards, only this process's share of the ``count`` rows comes
-    back. Raises :class:`KvxferError` if the corpus cannot be read or has fewer rows: how many, and what to lower.
+    back. Raises :class:`KvxferError` if the corpus cannot be read or has fewer rows (unless ``fewer`` will do): how
+    many, and what to lower.
     """
     spec.validate()
     if split not in SPLITS:
@@ -162,9 +168,9 @@ def load_rows(
     _at_least("length", length, 2)
     bos = leading_bos(tokenizer)
     room = length - len(bos)
-    pack = _toy_rows(spec, tokenizer, split, room) if spec.kind == "toy" else _packed(spec, tokenizer, split, room)
+    pack = (_toy_rows if spec.kind in toy.KINDS else _packed)(spec, tokenizer, split, room)
     found = list(itertools.islice(pack, count))
-    if len(found) < count:
+    if len(found) < count and not fewer:
         raise KvxferError(
             f"corpus.rows.{split}={count}: {spec.name} has only {len(found)} rows of {length} tokens for this split, "
             f"which gets {_SPLIT_OF_TENTH.count(split)} of 10 documents (a file or a line of JSONL is one); "
@@ -180,6 +186,14 @@ def toy_stories(split: str, count: int, tokens: int, seed: int = 0) -> list[Any]
     from kvxfer.toy.world import make_story
 
     return [make_story(number, tokens) for number in itertools.islice(_toy_seeds(split, seed), count)]
+
+
+def toy_conversations(split: str, count: int, turns: int, tokens: int, seed: int = 0) -> dict[str, tuple[Any, ...]]:
+    """The turns (``kvxfer.toy.conversation.Turn``) of ``count`` toy conversations, ``tokens`` each, by document key."""
+    from kvxfer.toy.conversation import make_conversation
+
+    seeds = itertools.islice(_toy_seeds(split, seed), count)
+    return {_toy_key(number): make_conversation(number, turns, tokens) for number in seeds}
 
 
 def leading_bos(tokenizer: Any) -> list[int]:
@@ -198,11 +212,9 @@ def _toy_seeds(split: str, seed: int) -> Iterator[int]:
 
 def _toy_rows(spec: CorpusSpec, tokenizer: Any, split: str, room: int) -> Iterator[tuple[list[int], tuple[str, ...]]]:
     """One row of the toy world per seed; a tokenizer that cuts words keeps the row's beginning."""
-    from kvxfer.toy.world import make_row
-
     for seed in _toy_seeds(split, spec.seed):
         try:
-            words = make_row(seed, room)
+            words = toy.row_words(spec.kind, seed, room)
         except ValueError as error:
             raise KvxferError(f"corpus.length={spec.length}: {error}") from error
         ids = _encode(tokenizer, " ".join(words))

@@ -138,6 +138,10 @@ class Pair:
                     f"{key}: {tokens} tokens, but {model.name} has a {what} of {limit}; use {limit} or fewer"
                 )
 
+    def reversed(self) -> Pair:
+        """The same two models the other way round."""
+        return Pair(replace(self.spec, reverse=not self.spec.reverse), self.target, self.source, self.tokenizer_digest)
+
     def side(self, which: Side) -> LoadedModel:
         """The model on that side."""
         return self.source if which == "source" else self.target

@@ -40,8 +40,70 @@ class PerplexityConf(EvalConf):
     scored: int = 64
     rows: int = 64
     domains: list[str] = field(default_factory=list)
-    batch_size: int = 8
+    batch_tokens: int = 8192
     seed: int = 0
 
 
-EVALS: dict[str, type[EvalConf]] = {"items": ItemsConf, "perplexity": PerplexityConf}
+@dataclass
+class LmEvalConf(EvalConf):
+    """``eval.kind=lm_eval``."""
+
+    tasks: list[str] = field(default_factory=list)
+    limit: int | None = None
+    num_fewshot: int | None = None
+    batch_size: int = 16
+    include_path: str | None = None
+    log_samples: bool = True
+    seed: int = 1234
+
+
+@dataclass
+class DiagnosticsConf(EvalConf):
+    """``eval.kind=diagnostics``."""
+
+    prefix: int | None = None
+    scored: int = 64
+    rows: int = 32
+    domains: list[str] = field(default_factory=list)
+    batch_tokens: int = 4096
+    seed: int = 0
+
+
+@dataclass
+class GenerationConf(EvalConf):
+    """``eval.kind=generation``."""
+
+    stories: int = 60
+    questions: int = 4
+    rows: int = 64
+    prefix: int | None = None
+    new_tokens: int = 16
+    samples: int = 3
+    temperature: float = 1.0
+    batch_size: int = 40
+    seed: int = 0
+
+
+@dataclass
+class MultiturnConf(EvalConf):
+    """``eval.kind=multiturn``."""
+
+    turns: int = 6
+    stories: int = 100
+    rows: int = 32
+    segment: int = 16
+    patterns: list[str] = field(default_factory=list)
+    max_hops: int | None = None
+    reverse_map: str | None = None
+    batch_size: int = 25
+    seed: int = 0
+
+
+EVALS: dict[str, type[EvalConf]] = {
+    "items": ItemsConf,
+    "perplexity": PerplexityConf,
+    "diagnostics": DiagnosticsConf,
+    "lm_eval": LmEvalConf,
+    "generation": GenerationConf,
+    "multiturn": MultiturnConf,
+}

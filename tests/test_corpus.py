@@ -68,15 +68,15 @@ def test_splits_share_no_document(kind: str, seed: int, tmp_path: Path, monkeypa
     assert sum(map(len, seen.values())) == len(set().union(*seen.values()))
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_toy_splits_share_no_story(seed: int) -> None:
+@pytest.mark.parametrize(("kind", "seed"), [("toy", 0), ("toy", 1), ("toy", 2), ("toy_shuffled", 3)])
+def test_toy_splits_share_no_story(kind: str, seed: int) -> None:
     rng = random.Random(seed)
     tokenizer = build_tokenizer()
     draw = rng.choice((0, 7))
     keys: dict[str, set[str]] = {split: set() for split in SPLITS}
     contents: dict[str, set[tuple[int, ...]]] = {split: set() for split in SPLITS}
     for length in rng.sample((64, 96, 128), 2):
-        spec = CorpusSpec("toy", "toy", length, seed=draw)
+        spec = CorpusSpec("toy", kind, length, seed=draw)
         for split in SPLITS:
             rows = load_rows(spec, tokenizer, split, rng.randint(5, 20))
             assert rows.tokens.shape == (len(rows), length)
@@ -205,7 +205,7 @@ def test_identity_of_the_other_kinds() -> None:
     assert {"dataset": "someone/web", "subset": None, "revision": None}.items() <= hub_spec().identity().items()
 
 
-@pytest.mark.parametrize("name", ["toy", "text", "fineweb_edu"])
+@pytest.mark.parametrize("name", ["toy", "toy_shuffled", "text", "fineweb_edu"])
 def test_the_options_are_specs(name: str, tmp_path: Path) -> None:
     values = OmegaConf.to_container(OmegaConf.load(CONFIGS / f"{name}.yaml"))
     assert isinstance(values, dict)

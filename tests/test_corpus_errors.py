@@ -23,7 +23,7 @@ from kvxfer.toy.tokenizer import build_tokenizer
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"kind": "books"}, "corpus.kind='books': choose one of toy, text, hub"),
+        ({"kind": "books"}, "corpus.kind='books': choose one of toy, toy_shuffled, text, hub"),
         ({"length": 1}, "corpus.length=1: must be at least 2"),
         ({"skip_first": -1}, "corpus.skip_first=-1: must be at least 0"),
         ({"skip_first": 16}, "corpus.skip_first=16 leaves nothing of corpus.length=16"),

@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from kvxfer.apply import Mapper
+from kvxfer.conversation import Direction
 from kvxfer.corpus import CorpusSpec
 from kvxfer.evals.verdict import Verdict
 from kvxfer.maps import CacheMap
 from kvxfer.pairs import Pair
 from kvxfer.plan import Plan
+from kvxfer.runs import RECORD, read_json
 
 Data = Mapping[str, Any]
 
@@ -34,6 +36,7 @@ class Subject:
         corpus: the run's own text; only its evaluation split is read.
         domains: more texts, as ``eval.domains`` names them.
         outputs: where other runs are.
+        reverse: the same models the other way round, with the map of that direction; None unless ``needs_reverse``.
     """
 
     pair: Pair
@@ -44,6 +47,20 @@ class Subject:
     corpus: CorpusSpec
     domains: tuple[CorpusSpec, ...]
     outputs: Path
+    reverse: Direction | None = None
+
+    @property
+    def calibrated_length(self) -> int | None:
+        """Tokens of the rows that the map was calibrated on; None where neither it nor its calibration says."""
+        manifest = self.cache_map.manifest
+        if "calibrated_on" in manifest:
+            return int(manifest["calibrated_on"]["length"])
+        # Maps from before their manifests said it.
+        for outputs in (self.directory.resolve().parent.parent, self.outputs):
+            record = outputs / "calibrate" / str(manifest.get("calibration")) / RECORD
+            if record.is_file():
+                return int(read_json(record)["config"]["corpus"]["length"])
+        return None
 
     @property
     def texts(self) -> tuple[CorpusSpec, ...]:
@@ -70,6 +87,10 @@ class Evaluation(ABC):
         """What decides the numbers, as plain JSON types; the option's name does not."""
         fields = {key: list(value) if isinstance(value, tuple) else value for key, value in vars(self).items()}
         return {"kind": self.kind, "version": self.version, **{k: v for k, v in fields.items() if k != "name"}}
+
+    def needs_reverse(self, reverse: bool) -> bool:
+        """Whether the map of the other direction is needed too; ``reverse`` is the run's ``pair.reverse``."""
+        return False
 
     @abstractmethod
     def measure(self, subject: Subject) -> dict[str, Any]:

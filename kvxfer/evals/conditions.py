@@ -26,6 +26,9 @@ MAPPED = ("mapped", "mapped_all", "wrong_donor")
 HANDED = ("identity", "mapped", "mapped_all", "floor", "raw_copy", "wrong_donor")
 """All conditions under which the target goes on from a cache that it is handed, in the order of a table."""
 
+PREFIXED = ("ceiling", "source", "floor", "raw_copy", "mapped")
+"""Conditions of text that follows a prefix, each from one prefill of each model."""
+
 OWN = ("ceiling", "source", "no_context")
 """Conditions without a handed cache; they do not depend on the plan."""
 
@@ -60,8 +63,7 @@ def given_conditions(pair: Pair, plan: Plan, prompt: Int64[Tensor, "batch prompt
     head, tail = prompt[:, :stop], prompt[:, stop:]
     exact = pair.target.prefill(head)
     read = pair.source.prefill(head)
-    copied = pair.rotated("target", relative_depth(pair.content("source", read), exact.layers))
-    caches = {"identity": exact, "floor": exact.zeros(), "raw_copy": _planned(exact, copied, first)}
+    caches = {"identity": exact, "floor": exact.zeros(), "raw_copy": _planned(exact, _copied(pair, read), first)}
     if (ancestry := find_ancestry(pair)) is not None:
         caches["ancestor_copy"] = _planned(exact, ancestry.copy(read), first)
     return {name: Prepared(pair.target, cache, tail) for name, cache in caches.items()}
@@ -74,29 +76,56 @@ def mapped_conditions(
     prompt: Int64[Tensor, "batch prompt"],
     donors: Int64[Tensor, "batch prompt"],
     wanted: Sequence[str] = MAPPED,
+    read: KV | None = None,
 ) -> dict[str, Prepared]:
     """The conditions that hand the target a mapped cache of the prompt less its held-back tokens.
 
     Args:
         donors: for each row, the prompt whose mapped cache it gets in the wrong-donor control.
         wanted: which of ``MAPPED``; only these are computed.
+        read: what the map reads of the prompt less its held-back tokens, if the source has prefilled it already.
     """
     first, stop = plan.mapped_span(prompt.shape[1])
     head, tail = prompt[:, :stop], prompt[:, stop:]
     exact = pair.target.prefill(head[:, :first]) if first else None
 
-    def transferred(tokens: Int64[Tensor, "batch head"]) -> KV:
-        content = pair.content("source", read_source(pair, tokens, mapper.extras))
-        return pair.rotated("target", mapper.map(content, tokens))
+    def transferred(tokens: Int64[Tensor, "batch head"], cache: KV | None = None) -> KV:
+        cache = read_source(pair, tokens, mapper.extras) if cache is None else cache
+        return pair.rotated("target", mapper.map(pair.content("source", cache), tokens))
 
     def planned(cache: KV) -> KV:
         return cache if exact is None else KV.join([exact, cache.span(first, cache.tokens)])
 
-    mapped = transferred(head)
+    mapped = transferred(head, read)
     caches = {"mapped": planned(mapped), "mapped_all": mapped}
     if "wrong_donor" in wanted:
         caches["wrong_donor"] = planned(transferred(donors[:, :stop]))
     return {name: Prepared(pair.target, caches[name], tail) for name in MAPPED if name in wanted}
+
+
+def prefix_conditions(
+    pair: Pair, mapper: Mapper, plan: Plan, prompt: Int64[Tensor, "batch prompt"]
+) -> dict[str, Prepared]:
+    """``PREFIXED``: every condition goes on from a cache of the prompt less its held-back tokens.
+
+    Both models prefill it once, and no vocabulary logits are made of it: long prompts cost their caches.
+    """
+    first, stop = plan.mapped_span(prompt.shape[1])
+    head, tail = prompt[:, :stop], prompt[:, stop:]
+    exact, read = pair.target.prefill(head), read_source(pair, head, mapper.extras)
+    return {
+        "ceiling": Prepared(pair.target, exact, tail),
+        "source": Prepared(pair.source, read, tail),
+        "floor": Prepared(pair.target, exact.zeros(), tail),
+        "raw_copy": Prepared(pair.target, _planned(exact, _copied(pair, read), first), tail),
+        **mapped_conditions(pair, mapper, plan, prompt, prompt, ("mapped",), read),
+    }
+
+
+def _copied(pair: Pair, read: KV) -> KV:
+    """The source's cache as the target's, layer by relative depth."""
+    content = relative_depth(pair.content("source", read), pair.target.geometry.layers)
+    return pair.rotated("target", content)
 
 
 def _planned(exact: KV, cache: KV, first: int) -> KV:

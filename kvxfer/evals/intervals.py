@@ -44,10 +44,31 @@ def _document_sums(
     return [np.bincount(codes, weights=np.asarray(column, dtype=np.float64)) for column in columns]
 
 
-def _means(
-    first: Float[np.ndarray, "*shape"], second: Float[np.ndarray, "*shape"], axis: int = -1
-) -> Float[np.ndarray, " two *resamples"]:
-    return np.stack([first.mean(axis=axis), second.mean(axis=axis)])
+def _means(*columns: Float[np.ndarray, "*shape"], axis: int = -1) -> Float[np.ndarray, columns * resamples]:
+    return np.stack([column.mean(axis=axis) for column in columns])
+
+
+def _resampled(columns: Sequence[Float[np.ndarray, " documents"]]) -> Float[np.ndarray, "columns resamples"]:
+    """The means of all columns over documents drawn with replacement, seeded; a single document is drawn once."""
+    if len(columns[0]) < 2:
+        return _means(*columns)[:, None]
+    drawn = stats.bootstrap(
+        tuple(columns),
+        _means,
+        n_resamples=RESAMPLES,
+        batch=max(1, 4_000_000 // (len(columns) * len(columns[0]))),
+        vectorized=True,
+        paired=True,
+        confidence_level=LEVEL,
+        method="percentile",
+        rng=np.random.default_rng(SEED),
+    )
+    return np.asarray(drawn.bootstrap_distribution)
+
+
+def _percentiles(drawn: Float[np.ndarray, " resamples"]) -> Interval:
+    low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(low), float(high)
 
 
 def ratio_interval(
@@ -58,26 +79,8 @@ def ratio_interval(
     The denominator is meant to be positive (a count, or a gap that is one). None when it is not so in every resample:
     the ratio then has no bounded interval.
     """
-    above, below = _document_sums([numerator, denominator], documents)
-    totals = _means(above, below)[:, None]
-    if len(above) > 1:
-        batch = max(1, 2_000_000 // len(above))
-        drawn = stats.bootstrap(
-            (above, below),
-            _means,
-            n_resamples=RESAMPLES,
-            batch=batch,
-            vectorized=True,
-            paired=True,
-            confidence_level=LEVEL,
-            method="percentile",
-            rng=np.random.default_rng(SEED),
-        )
-        totals = np.asarray(drawn.bootstrap_distribution)
-    if totals[1].min() <= NEAR_ZERO:
-        return None
-    low, high = np.quantile(totals[0] / totals[1], [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return float(low), float(high)
+    totals = _resampled(_document_sums([numerator, denominator], documents))
+    return None if totals[1].min() <= NEAR_ZERO else _percentiles(totals[0] / totals[1])
 
 
 def mean_interval(
@@ -188,3 +191,43 @@ def gap_recovered(mapped: float, source: float, ceiling: float) -> float | None:
 def gap_recovered_nats(mapped: float, source: float, ceiling: float) -> float | None:
     """The same in nats, where lower is better: (source - mapped) / (source - ceiling)."""
     return _ratio(source - mapped, source - ceiling)
+
+
+def ratio_difference(
+    first: tuple[Shaped[np.ndarray, " items"], Shaped[np.ndarray, " items"]],
+    second: tuple[Shaped[np.ndarray, " items"], Shaped[np.ndarray, " items"]],
+    documents: Sequence[str],
+) -> dict[str, float | None]:
+    """The first ratio of sums less the second, over the same items: ``difference``, ``ci_low``, ``ci_high``, ``p``.
+
+    Each ratio is (numerator, denominator) as in :func:`ratio_interval`. The interval is the percentile bootstrap over
+    documents; ``p`` the two-sided t-test that the difference is zero, on ratios made linear about their own values
+    (delta method: Cochran, Sampling Techniques, 1977, chapter 6). All None when a denominator is not positive in every
+    resample.
+    """
+    sums = _document_sums([*first, *second], documents)
+    totals = _resampled(sums)
+    means = [float(column.mean()) for column in sums]
+    if min(totals[1::2].min(), *means[1::2]) <= NEAR_ZERO:
+        return dict.fromkeys(("difference", "ci_low", "ci_high", "p"))
+    ratios = means[0] / means[1], means[2] / means[3]
+    low, high = _percentiles(totals[0] / totals[1] - totals[2] / totals[3])
+    lines = [
+        (above - ratio * below) / mean
+        for ratio, above, below, mean in zip(ratios, sums[::2], sums[1::2], means[1::2], strict=True)
+    ]
+    difference = ratios[0] - ratios[1]
+    p = _paired_t(difference + lines[0] - lines[1]) if len(set(documents)) > 1 else 1.0
+    return {"difference": difference, "ci_low": low, "ci_high": high, "p": p}
+
+
+def mean_ratio_interval(
+    numerators: Float[np.ndarray, "items columns"],
+    denominators: Float[np.ndarray, "items columns"],
+    documents: Sequence[str],
+) -> Interval | None:
+    """95 % interval of the mean over columns of sum(numerator) / sum(denominator); otherwise as ratio_interval."""
+    columns = numerators.shape[1]
+    totals = _resampled(_document_sums([*numerators.T, *denominators.T], documents))
+    above, below = totals[:columns], totals[columns:]
+    return None if below.min() <= NEAR_ZERO else _percentiles((above / below).mean(0))

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from kvxfer.evals.base import Evaluation
+from kvxfer.evals.benchmarks import Benchmarks
+from kvxfer.evals.diagnostics import Diagnostics
+from kvxfer.evals.generation import Generation
+from kvxfer.evals.multiturn import Multiturn
 from kvxfer.evals.perplexity import Perplexity
 
-KINDS: dict[str, type[Evaluation]] = {kind.kind: kind for kind in (Perplexity,)}
+KINDS: dict[str, type[Evaluation]] = {
+    kind.kind: kind for kind in (Perplexity, Diagnostics, Benchmarks, Generation, Multiturn)
+}
 """By the ``kind`` that an option names."""

@@ -3,111 +3,169 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kvxfer.corpus import CorpusSpec, load_rows
+import torch
+
+from kvxfer.corpora import toy
+from kvxfer.corpus import CorpusSpec
 from kvxfer.errors import KvxferError
 from kvxfer.evals.base import Data, Evaluation, Subject
-from kvxfer.evals.conditions import Prepared, given_conditions, mapped_conditions, own_conditions
+from kvxfer.evals.conditions import Prepared, prefix_conditions
 from kvxfer.evals.evaluation import evaluate_items
-from kvxfer.evals.items import Batch, Item, batches
-from kvxfer.evals.markdown import table
+from kvxfer.evals.items import Batch, Item
+from kvxfer.evals.length_figure import lengths_figure
+from kvxfer.evals.length_tables import changes_table, introduction, levels_table, remarks
+from kvxfer.evals.lengths import by_length, compared, length_sentence
+from kvxfer.evals.prefixes import Ends, same_ends
 from kvxfer.evals.statistics import summarise
-from kvxfer.evals.tables import number, p_value, percent, perplexity
 from kvxfer.evals.verdict import Verdict, verdict
 from kvxfer.progress import progress
 
-CONDITIONS = ("ceiling", "source", "floor", "mapped")
+FEWEST_ROWS = 8
+"""An automatic length is left out of a text with fewer rows of it (or than ``eval.rows``, if that is less)."""
+
+FIGURE = "perplexity_lengths.png"
 
 
 @dataclass(frozen=True)
 class Perplexity(Evaluation):
-    """``eval=perplexity``: the ``scored`` tokens after prefixes of each length, of the same rows of each domain.
+    """``eval=perplexity``: the same last ``scored`` tokens of each row after prefixes of several lengths.
 
-    ``prefixes`` are in tokens; none means the length of the run's rows, half of it, and eight times it.
+    ``prefixes`` are in tokens; none means the length of the rows that the map was calibrated on, half of it, and eight
+    times it, as far as models and texts allow. A forward pass holds as many rows as ``batch_tokens`` tokens make up,
+    and one at least, so that memory does not grow with the prefix.
     """
 
     kind = "perplexity"
     heading = "Perplexity after a prefix"
+    version = 2  # 1: first; 2: the same scored tokens at every length; raw copy; lengths from the map's calibration
 
     prefixes: tuple[int, ...] = ()
     scored: int = 64
     rows: int = 64
     domains: tuple[str, ...] = ()
-    batch_size: int = 8
+    batch_tokens: int = 8192
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for key in ("scored", "rows", "batch_size"):
-            if getattr(self, key) < 1:
-                raise KvxferError(f"eval.{key}={getattr(self, key)} must be 1 or more")
+        for key, least in (("scored", 1), ("rows", 2), ("batch_tokens", 1), ("seed", 0)):
+            if getattr(self, key) < least:
+                raise KvxferError(f"eval.{key}={getattr(self, key)} must be {least} or more")
         if any(prefix < 2 for prefix in self.prefixes):
             raise KvxferError(f"eval.prefixes={list(self.prefixes)} must all be 2 tokens or more")
-
-    def lengths(self, calibrated: int) -> tuple[int, ...]:
-        """The prefix lengths: those given, or from half the calibrated length to eight times it."""
-        return self.prefixes or (calibrated // 2, calibrated, 8 * calibrated)
+        if len(set(self.prefixes)) < len(self.prefixes):
+            raise KvxferError(f"eval.prefixes={list(self.prefixes)} names a length twice")
 
     def measure(self, subject: Subject) -> dict[str, Any]:
-        """Conditions and tests for every domain and prefix length."""
-        found = []
+        """Conditions and tests for every domain and prefix length, and what each length changes."""
+        calibrated = subject.calibrated_length
+        found: dict[str, Any] = {"calibrated_length": calibrated, "scored": self.scored}
+        found |= {"points": [], "domains": [], "notes": []}
         for corpus in subject.texts:
-            for prefix in self.lengths(subject.corpus.length):
-                subject.pair.check_length(prefix + self.scored, "eval.prefixes")
-                found.append({"domain": corpus.name, "prefix": prefix, **self._at(subject, corpus, prefix)})
-        return {"calibrated_length": subject.corpus.length, "points": found}
+            drawn = replace(corpus, seed=corpus.seed + self.seed)
+            ends = self._ends(subject, drawn, self._lengths(calibrated), found["notes"])
+            if ends is None:
+                continue
+            points = [self._point(subject, corpus.name, prefix, items) for prefix, items in ends.items.items()]
+            found["points"] += points
+            found["domains"].append({**compared(points, calibrated), "lengthened": corpus.kind in toy.KINDS})
+        return found
 
-    def _at(self, subject: Subject, corpus: CorpusSpec, prefix: int) -> dict[str, Any]:
-        items = list(self._items(subject, corpus, prefix))
-        pair, plan = subject.pair, subject.plan
+    def _lengths(self, calibrated: int | None) -> tuple[int, ...]:
+        if self.prefixes:
+            return tuple(sorted(self.prefixes))
+        if calibrated is None:
+            raise KvxferError(
+                "eval.prefixes is empty, and nothing beside the map says how long the rows are that it was calibrated "
+                "on: give the lengths, as eval.prefixes=[128,1024]"
+            )
+        return max(2, calibrated // 2), calibrated, 8 * calibrated
+
+    def _ends(self, subject: Subject, corpus: CorpusSpec, lengths: tuple[int, ...], notes: list[str]) -> Ends | None:
+        """The rows of a text; lengths that were not asked for by name give way, from the longest on, with a note."""
+        tokenizer = subject.pair.tokenizer
+        if self.prefixes:
+            subject.pair.check_length(lengths[-1] + self.scored, "eval.prefixes")
+            ends = same_ends(corpus, tokenizer, self.rows, lengths, self.scored)
+            if len(ends) < self.rows:
+                raise KvxferError(
+                    f"eval.rows={self.rows}: {corpus.name} has only {len(ends)} rows of {lengths[-1] + self.scored} "
+                    "tokens for evaluation; lower eval.rows or the longest of eval.prefixes"
+                )
+            return ends
+        while lengths:
+            longest, limit = lengths[-1], subject.pair.longest_context
+            needed = longest + self.scored
+            if needed > limit:
+                notes.append(f"No prefix of {longest} tokens: the models reach {limit} tokens, scored ones included.")
+            else:
+                ends = same_ends(corpus, tokenizer, self.rows, lengths, self.scored)
+                has = f"{corpus.name} has only {len(ends)} rows of {needed} tokens for evaluation"
+                if len(ends) >= min(FEWEST_ROWS, self.rows):
+                    notes += [f"{has}."] if len(ends) < self.rows else []
+                    return ends
+                notes.append(f"No prefix of {longest} tokens of {corpus.name}: {has}.")
+            lengths = lengths[:-1]
+        if corpus.name == subject.corpus.name:
+            raise KvxferError(f"eval.prefixes: {notes[-1]} Give shorter ones, as eval.prefixes=[64]")
+        return None
+
+    def _point(self, subject: Subject, name: str, prefix: int, items: list[Item]) -> dict[str, Any]:
+        pair, mapper, plan = subject.pair, subject.mapper, subject.plan
 
         def conditions(batch: Batch) -> dict[str, Prepared]:
-            given = {
-                **own_conditions(pair, batch.prompt, batch.context),
-                **given_conditions(pair, plan, batch.prompt),
-                **mapped_conditions(pair, subject.mapper, plan, batch.prompt, batch.donors, ("mapped",)),
-            }
-            return {name: given[name] for name in CONDITIONS}
+            return prefix_conditions(pair, mapper, plan, batch.prompt)
 
-        with progress(f"perplexity {corpus.name} {prefix}", len(items), "rows") as advance:
-            records = evaluate_items(list(batches(items, self.batch_size)), conditions, None, advance)
-        return {**summarise(list(records.values())), "items": list(records.values())}
-
-    def _items(self, subject: Subject, corpus: CorpusSpec, prefix: int) -> Iterator[Item]:
-        rows = load_rows(corpus, subject.pair.tokenizer, "evaluation", self.rows, prefix + self.scored)
-        for n, (tokens, documents) in enumerate(zip(rows.tokens.tolist(), rows.documents, strict=True)):
-            yield Item(str(n), documents[0], rows.domain, tuple(tokens[:prefix]), prefix, tuple(tokens[prefix:]))
+        rows = max(1, self.batch_tokens // (prefix + self.scored))
+        with progress(f"perplexity {name} {prefix}", len(items), "rows") as advance:
+            records = list(evaluate_items(list(_batches(items, rows)), conditions, None, advance).values())
+        summary = {key: value for key, value in summarise(records).items() if key in ("conditions", "tests")}
+        return {"domain": name, "prefix": prefix, **summary, "items": records}
 
     @classmethod
     def verdict(cls, data: Data) -> Verdict:
-        """At the longest prefix of the run's own text: against the source."""
-        own = data["points"][0]["domain"]
-        last = max((point for point in data["points"] if point["domain"] == own), key=lambda point: point["prefix"])
-        return verdict(last["conditions"], last["tests"], subject=f"After {last['prefix']} tokens the mapped cache")
+        """At the longest prefix of the run's own text that has a gap to close: against the source; then the lengths."""
+        own = data["domains"][0]
+        points = by_length(data["points"], own["domain"])
+        able = [length["prefix"] for length in own["lengths"] if length["has_gap"]]
+        at = able[-1] if able else max(points)
+        said = verdict(
+            points[at]["conditions"], points[at]["tests"], subject=f"The mapped cache of {at} tokens of {own['domain']}"
+        )
+        return replace(said, sentence=" ".join([said.sentence, length_sentence(own, points)]).rstrip())
 
     @classmethod
     def sections(cls, data: Data) -> list[str]:
-        """One table, a row per domain and length."""
-        header = ("Text", "Prefix", "Ceiling", "Source", "Mapped", "Zeroed", "Gap recovered (nats)", "Δ nats", "p")
-        rows = []
-        for point in data["points"]:
-            conditions, test = point["conditions"], point["tests"]["mapped_vs_source"]
-            cells = [perplexity(conditions[name]["perplexity"]) for name in ("ceiling", "source", "mapped", "floor")]
-            gap, delta = conditions["mapped"]["gap_recovered_nats"], number(test["nll_difference"], sign=True)
-            rows.append((point["domain"], str(point["prefix"]), *cells, percent(gap), delta, p_value(test["nll_p"])))
-        return [*table(header, rows)]
+        """One table of all lengths, one of what they change, the figure, and what could not be asked."""
+        figure = f"![Gap recovered and perplexity against the prefix's length](figures/{FIGURE})"
+        return [*introduction(data), *levels_table(data), *changes_table(data), figure, "", *remarks(data)]
 
     @classmethod
     def metrics(cls, data: Data) -> dict[str, float]:
-        """Nats of every condition by domain and length."""
-        return {
+        """Nats of every condition by domain and length, and the change from the reference length to the longest."""
+        found = {
             f"{point['domain']}/{point['prefix']}/{name}/nats": row["nats"]
             for point in data["points"]
             for name, row in point["conditions"].items()
         }
+        for domain in data["domains"]:
+            last = domain["lengths"][-1].get("change")
+            for name, test in (last or {}).items():
+                if test["difference"] is not None:
+                    found[f"{domain['domain']}/change/{name}"] = test["difference"]
+        return found
 
     @classmethod
     def figures(cls, data: Data, folder: Path) -> None:
-        """Nothing yet."""
+        """Gap recovered and perplexity against the prefix's length."""
+        lengths_figure(data, folder / FIGURE)
+
+
+def _batches(items: list[Item], rows: int) -> Iterator[Batch]:
+    for start in range(0, len(items), rows):
+        part = items[start : start + rows]
+        prompts = torch.tensor([item.prompt for item in part])
+        yield Batch(part, prompts, part[0].context, prompts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from typing import Any
 
@@ -59,35 +60,72 @@ class LoadedModel:
         return read_cache(cache, self.name)
 
     @torch.inference_mode()
-    def prefill_with_hidden(self, ids: Ids) -> KV:
-        """The cache of ``ids`` with the final hidden states: the last layer's output after the final norm.
+    def prefill_with_hidden(self, ids: Ids, past: KV | None = None) -> KV:
+        """The cache of ``past`` and ``ids`` with the final hidden states: the last layer's output after the final norm.
 
-        That is what the body returns as ``last_hidden_state`` and what the vocabulary projection reads.
+        That is what the body returns as ``last_hidden_state`` and what the vocabulary projection reads. A ``past`` must
+        have its own.
         """
-        cache = self._cache(None)
+        cache = self._cache(past)
         hidden = self._forward(self.body, ids, cache).last_hidden_state
+        if past is not None and past.tokens:
+            if past.hidden is None:
+                raise KvxferError(f"{self.name}: the cache that these tokens follow has no hidden states")
+            hidden = torch.cat([past.hidden.to(hidden), hidden], dim=1)
         return replace(read_cache(cache, self.name), hidden=hidden)
 
     @torch.inference_mode()
-    def logits(self, ids: Ids, past: KV | None = None) -> Float[Tensor, "batch tokens vocab"]:
-        """Float32 logits of every token of ``ids``, which follow ``past``; ``past`` itself is left as it is."""
-        return self._forward(self.lm, ids, self._cache(past)).logits.float()
+    def logits(self, ids: Ids, past: KV | None = None, keep: int | None = None) -> Float[Tensor, "batch kept vocab"]:
+        """Float32 logits of the last ``keep`` tokens of ``ids`` (None: of all), which follow ``past``.
+
+        ``past`` itself is left as it is.
+        """
+        keep = ids.shape[1] if keep is None else keep
+        last = {"logits_to_keep": keep} if self._trims_logits else {}
+        return self._forward(self.lm, ids, self._cache(past), **last).logits[:, -keep:].float()
+
+    @torch.inference_mode()
+    def steps(self, ids: Ids, past: KV | None) -> Generator[Float[Tensor, "batch vocab"], Int[Tensor, " batch"], None]:
+        """Decode one token at a time: yields float32 logits, and is sent the tokens that were chosen from them."""
+        cache = self._cache(past)
+        last = {"logits_to_keep": 1} if self._trims_logits else {}
+        while True:
+            chosen = yield self._forward(self.lm, ids.to(self.device), cache, **last).logits[:, -1].float()
+            ids = chosen[:, None]
+
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        """The tokens after which this model has nothing more to say, by its generation config and its tokenizer."""
+        found = getattr(getattr(self.lm, "generation_config", None), "eos_token_id", None)
+        listed = found if isinstance(found, list | tuple) else [found]
+        return frozenset(token for token in (*listed, self.tokenizer.eos_token_id) if token is not None)
 
     @torch.inference_mode()
     def generate(
-        self, ids: Ids, past: KV | None, max_new_tokens: int, stop: int | None = None
+        self,
+        ids: Ids,
+        past: KV | None,
+        max_new_tokens: int,
+        stop: int | None = None,
+        noise: Callable[[int], Float[Tensor, "batch vocab"]] | None = None,
     ) -> Int[Tensor, "batch new"]:
-        """Greedy continuation of ``past`` and ``ids``; it ends early once every row has given ``stop``.
+        """Continuation of ``past`` and ``ids``: at every step the token of the largest logit.
 
-        A row that has given ``stop`` (which is part of the result) is filled up with it.
+        Args:
+            stop: end early once every row has given it. A row that has given it (it is part of the result) is filled up
+                with it.
+            noise: what is added to the logits of each step (0, 1, ...) before the largest is taken. Gumbel noise times
+                a temperature draws a sample at that temperature (the Gumbel-max trick); the same noise gives two models
+                the same luck.
         """
         cache = self._cache(past)
         ids = ids.to(self.device)
         done = torch.zeros(ids.shape[0], dtype=torch.bool, device=self.device)
         new: list[Tensor] = []
-        for _ in range(max_new_tokens):
+        for step in range(max_new_tokens):
             last = {"logits_to_keep": 1} if self._trims_logits else {}
-            token = self._forward(self.lm, ids, cache, **last).logits[:, -1].argmax(dim=-1)
+            logits = self._forward(self.lm, ids, cache, **last).logits[:, -1]
+            token = (logits if noise is None else logits.float() + noise(step).to(self.device)).argmax(dim=-1)
             if stop is not None:
                 token = torch.where(done, torch.full_like(token, stop), token)
                 done |= token == stop
@@ -160,9 +198,14 @@ class LoadedModel:
             grams.append(by_head.unflatten(0, (self.geometry.kv_heads, -1)).sum(1))
         return torch.stack(grams)
 
-    def attention_outputs(self) -> list[tuple[Float[Tensor, "hidden heads_dim"], float]]:
-        """Each layer's output projection W_O (without its bias) and the scale of its softmax."""
-        instead = "calibration.probe_rows=0"
+    def attention_outputs(
+        self, instead: str = "calibration.probe_rows=0"
+    ) -> list[tuple[Float[Tensor, "hidden heads_dim"], float]]:
+        """Each layer's output projection W_O (without its bias) and the scale of its softmax.
+
+        Args:
+            instead: the setting that does without attention's outputs, for the error.
+        """
         return list(zip(self._output_projections(instead), self.softmax_scales(instead), strict=True))
 
     def _output_projections(self, instead: str) -> list[Float[Tensor, "hidden heads_dim"]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from rich.console import Console
 from kvxfer.ancestry import find_ancestry
 from kvxfer.apply import Mapper
 from kvxfer.corpus import load_rows
-from kvxfer.errors import KvxferError
 from kvxfer.evals.conditions import MAPPED, Prepared, mapped_conditions
 from kvxfer.evals.evaluation import Records, evaluate_items
 from kvxfer.evals.fit_check import FEWEST_TOKENS, check_fit
@@ -27,13 +25,14 @@ from kvxfer.pairs import Pair, load_pair
 from kvxfer.plan import Plan
 from kvxfer.progress import progress
 from kvxfer.report import terminal_table, write_results
-from kvxfer.runs import RECORD, Run, environment, open_run, read_json
+from kvxfer.runs import Run, environment, open_run, read_json
 from kvxfer.stages.baseline import Asked, Baselines, ask, find_baselines
 from kvxfer.stages.describing import columns as about_run
 from kvxfer.stages.describing import describe_map, evaluated_corpus
+from kvxfer.stages.finding import find_map
 from kvxfer.stages.measure import measure
 from kvxfer.stages.settings import EvaluateSettings, label
-from kvxfer.stages.train import SELECTION, train, train_id
+from kvxfer.stages.train import SELECTION
 
 log = logging.getLogger("kvxfer")
 
@@ -86,24 +85,6 @@ def _line(row: dict[str, Any]) -> str:
     """A mapped cache in one line, for a sweep or a comparison that ends with a table of its own."""
     right = "" if row["accuracy"] is None else f"{percent(row['accuracy'])} right, "
     return f"{right}{number(row['nats'])} nats per token, gap recovered {percent(row['gap_recovered_nats'])} in nats"
-
-
-def find_map(settings: EvaluateSettings) -> Path:
-    """The directory of the map: ``map`` if it is given, else that of the config, fitted now if it is missing."""
-    if settings.map is not None:
-        for path in (Path(settings.map), settings.outputs / "train" / settings.map):
-            if path.is_dir():
-                return path
-        raise KvxferError(f"map={settings.map} is no directory and no run in {settings.outputs / 'train'}")
-    path = settings.outputs / "train" / train_id(settings)
-    if (path / RECORD).is_file():
-        return path
-    if not settings.build_missing:
-        raise KvxferError(
-            f"no map {path.name} in {path.parent}: run train.py with these settings, or set build_missing=true"
-        )
-    log.info("map %s is missing and is fitted first", path.name)
-    return train(replace(settings, force=False))
 
 
 def _evaluate(settings: EvaluateSettings, run: Run, cache_map: CacheMap, directory: Path) -> dict[str, Any]:

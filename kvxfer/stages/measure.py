@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from kvxfer.apply import Mapper
+from kvxfer.conversation import Direction
 from kvxfer.evals.base import Evaluation, Subject
 from kvxfer.evals.kinds import KINDS
 from kvxfer.evals.rendering import write_report
@@ -17,6 +18,7 @@ from kvxfer.maps import CacheMap
 from kvxfer.pairs import Pair, load_pair
 from kvxfer.runs import Run, environment, open_run, read_json
 from kvxfer.stages.describing import columns, describe_map, evaluated_corpus
+from kvxfer.stages.finding import find_reverse
 from kvxfer.stages.settings import EvaluateSettings, label
 
 log = logging.getLogger("kvxfer")
@@ -32,6 +34,9 @@ def measure(settings: EvaluateSettings, spec: Evaluation, directory: Path, show:
         show: print the verdict; otherwise it is logged.
     """
     cache_map = CacheMap.load(directory)
+    inputs = {"train": cache_map.hash}
+    if (reverse := find_reverse(settings, spec)) is not None:
+        inputs["reverse"] = CacheMap.load(reverse).hash
     config = {
         "plan": vars(settings.plan),
         "eval": spec.identity(),
@@ -39,7 +44,7 @@ def measure(settings: EvaluateSettings, spec: Evaluation, directory: Path, show:
         "domains": [evaluated_corpus(each) for each in settings.domains],
         "pair": settings.pair_identity,
     }
-    with open_run(settings.outputs, "evaluate", config, {"train": cache_map.hash}, settings.force) as run:
+    with open_run(settings.outputs, "evaluate", config, inputs, settings.force) as run:
         if run.done:
             log.info("evaluation %s is there already", run.id)
         else:
@@ -48,7 +53,7 @@ def measure(settings: EvaluateSettings, spec: Evaluation, directory: Path, show:
             logged = {**about, "config": config, "inputs": {"train": directory.name, "map": cache_map.hash}}
             group = settings.logger.group or settings.pair.label
             with open_loggers(settings.logger, run.work, run.id, "evaluate", name, logged, group, tags) as out:
-                results = _measure(settings, spec, run, cache_map, directory)
+                results = _measure(settings, spec, run, cache_map, directory, reverse)
                 write_report(results, run.work)
                 _log(out, results, run.work)
             run.commit()
@@ -63,11 +68,16 @@ def measure(settings: EvaluateSettings, spec: Evaluation, directory: Path, show:
 
 
 def _measure(
-    settings: EvaluateSettings, spec: Evaluation, run: Run, cache_map: CacheMap, directory: Path
+    settings: EvaluateSettings,
+    spec: Evaluation,
+    run: Run,
+    cache_map: CacheMap,
+    directory: Path,
+    reverse: Path | None,
 ) -> dict[str, Any]:
     pair = load_pair(settings.pair)
     cache_map.require(pair.describe())
-    data = spec.measure(subject_of(settings, pair, cache_map, directory))
+    data = spec.measure(subject_of(settings, pair, cache_map, directory, reverse))
     verdict = spec.verdict(data)
     m = cache_map.manifest
     return {
@@ -80,7 +90,14 @@ def _measure(
         "verdict": {"kind": verdict.kind, "sentence": verdict.sentence},
         "data": data,
         "provenance": {
-            "inputs": {"train": directory.name, "map": cache_map.hash, "calibrate": m["calibration"]},
+            "inputs": {
+                "train": directory.name,
+                "map": cache_map.hash,
+                "calibrate": m["calibration"],
+                **(
+                    {} if reverse is None else {"reverse": reverse.name, "reverse_map": run.record["inputs"]["reverse"]}
+                ),
+            },
             "config": run.record["config"],
             "plan": vars(settings.plan),
             "environment": environment(),
@@ -89,12 +106,28 @@ def _measure(
     }
 
 
-def subject_of(settings: EvaluateSettings, pair: Pair, cache_map: CacheMap, directory: Path) -> Subject:
-    """What an evaluation is given."""
-    mapper = Mapper(cache_map, pair.target.device, pair=pair)
+def subject_of(
+    settings: EvaluateSettings, pair: Pair, cache_map: CacheMap, directory: Path, reverse: Path | None = None
+) -> Subject:
+    """What an evaluation is given; ``reverse`` is where the map of the other direction lies."""
     return Subject(
-        pair, cache_map, mapper, directory, settings.plan, settings.corpus, settings.domains, settings.outputs
+        pair,
+        cache_map,
+        Mapper(cache_map, pair.target.device, pair=pair),
+        directory,
+        settings.plan,
+        settings.corpus,
+        settings.domains,
+        settings.outputs,
+        None if reverse is None else _reverse(pair, reverse),
     )
+
+
+def _reverse(pair: Pair, directory: Path) -> Direction:
+    """The other direction, of the models that are loaded already."""
+    other, cache_map = pair.reversed(), CacheMap.load(directory)
+    cache_map.require(other.describe())
+    return Direction(other, Mapper(cache_map, other.target.device, pair=other))
 
 
 def _log(out: RunLogger, results: dict[str, Any], work: Path) -> None:

@@ -67,7 +67,7 @@ def find_calibration(settings: TrainSettings) -> Path:
 def _fit(settings: TrainSettings, run: Run, moments: Path, out: RunLogger) -> None:
     splits = load_splits(moments)
     random = load_random(splits.fit.layout, moments / RANDOM_FILE)
-    calibration = read_json(moments / REPORT)
+    calibration, calibrated_on = read_json(moments / REPORT), read_json(moments / RECORD)["config"]["corpus"]
     with progress("fit", settings.solver.steps(splits.fit), "fits") as advance:
         fit = settings.solver.fit(splits, lambda: advance(1))
     _warn(fit, splits)
@@ -77,6 +77,7 @@ def _fit(settings: TrainSettings, run: Run, moments: Path, out: RunLogger) -> No
         "longest_context": calibration["longest_context"],
         "run_id": run.id,
         "calibration": moments.name,
+        "calibrated_on": {key: calibrated_on[key] for key in ("name", "length")},
         "kept_tokens": calibration["kept_tokens"]["fit"],
         "chosen": _chosen(fit),
     }

@@ -6,8 +6,8 @@ A question is the fact's first two words. ``where key`` takes two hops: who has 
 Filler sentences use words of their own and bring a story to an exact number of tokens.
 
 Seeds: stories and rows that train the toy models use seeds from `TRAINING_SEEDS_FROM` on. Everything else (calibration,
-evaluation, tests) stays below, so that no evaluation story was ever trained on. A story and a row of the same seed are
-unrelated.
+evaluation, tests) stays below, so that no evaluation story was ever trained on. A story, a row and a conversation
+of the same seed are unrelated.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _ACTIONS = ("fell", "passed", "slept", "turned", "moved", "waited", "rose", "sto
 _ADVERBS = ("softly", "slowly", "again", "outside", "nearby", "early")
 _ASIDE = "well"
 FILLER = (*_OPENERS, *_ARTICLE, *_ADJECTIVES, *_NOUNS, *_ACTIONS, *_ADVERBS, _ASIDE)
-_SHORTEST_FILLER, _LONGEST_FILLER = 3, 7
+SHORTEST_FILLER, _LONGEST_FILLER = 3, 7
 
 VOCABULARY: tuple[str, ...] = (
     PAD, BOS, EOS, UNK, SEP, DOT, *VERBS, *NAMES, *PLACES, *OBJECTS, *COLORS, *COUNTABLES, *NUMBERS, *FLAVORS, *FOODS,
@@ -79,18 +79,21 @@ class Story:
 
 
 @dataclass(frozen=True)
-class _Fact:
+class Fact:
+    """``verb key answer``: the kind is the verb."""
+
     kind: str
     key: str
     answer: tuple[str, ...]
 
     @property
     def words(self) -> tuple[str, ...]:
+        """The sentence."""
         return (self.kind, self.key, *self.answer, DOT)
 
 
 @dataclass(frozen=True)
-class _Size:
+class Size:
     """How many facts of each kind a story has (as many people like something as `likes` says: none or all)."""
 
     people: int = 3
@@ -101,15 +104,16 @@ class _Size:
 
     @property
     def tokens(self) -> int:
+        """Words of a story without filler."""
         return 2 + 4 * (self.people + self.objects + self.colors + self.counts) + 5 * self.likes
 
 
-SMALLEST_STORY = _Size().tokens
+SMALLEST_STORY = Size().tokens
 
 
 def make_story(seed: int, tokens: int) -> Story:
     """The story of this seed, of exactly this many words, BOS and SEP included."""
-    rng = _rng(seed, 0)
+    rng = generator_of(seed, 0)
     facts, questions = _plan(rng, tokens, objects=3)
     return Story(seed, tuple(_tell(rng, facts, tokens)), tuple(questions))
 
@@ -121,9 +125,9 @@ def make_row(seed: int, tokens: int, turns: int | None = None) -> list[str]:
 
 def make_marked_row(seed: int, tokens: int, turns: int | None = None) -> tuple[list[str], list[int]]:
     """The row's words and, for each, the index in KINDS of the question it answers (-1 for all other words)."""
-    rng = _rng(seed, 1)
+    rng = generator_of(seed, 1)
     if turns is None:
-        room = tokens - _Size(objects=4).tokens
+        room = tokens - Size(objects=4).tokens
         most = max([1, *(count for count in range(1, MAX_TURNS + 1) if _longest(count) <= room)])
         turns = rng.randint(min(4, most), most)
     if not 1 <= turns <= MAX_TURNS:
@@ -139,31 +143,53 @@ def make_marked_row(seed: int, tokens: int, turns: int | None = None) -> tuple[l
     return words + asked, [-1] * len(words) + marks
 
 
+def make_shuffled_row(seed: int, tokens: int) -> list[str]:
+    """The sentences of a row in random order, questions with their answers among them and no SEP; so many words."""
+    _, *words = (word for word in make_row(seed, tokens + 1) if word != SEP)
+    sentences: list[list[str]] = [[]]
+    for word in words:
+        sentences[-1].append(word)
+        if word == DOT:
+            sentences.append([])
+    _rng(seed, 2).shuffle(sentences)
+    return [BOS, *(word for sentence in sentences for word in sentence)]
+
+
+def filler_between(key: str, tokens: int, places: int) -> list[list[str]]:
+    """Filler sentences of so many words together, each at a random one of so many places; the same for the same key."""
+    rng = random.Random(f"filler {key}")
+    found: list[list[str]] = [[] for _ in range(places)]
+    for sentence in _filler(rng, tokens):
+        found[rng.randrange(places)] += sentence
+    return found
+
+
 def _longest(turns: int) -> int:
     """The most words that so many turns take: four each, and one more for each of the at most four dishes liked."""
     return 4 * turns + min(turns, 4)
 
 
-def _rng(seed: int, stream: int) -> random.Random:
+def generator_of(seed: int, stream: int) -> random.Random:
+    """The random numbers of a seed; each stream of it is unrelated to the others."""
     if seed < 0:
         raise ValueError(f"seed is {seed}: use a seed of 0 or more")
     # a text is hashed as a whole; of integers, distinct ones may give the same numbers
     return random.Random(f"{stream} {seed}")
 
 
-def _plan(rng: random.Random, tokens: int, objects: int) -> tuple[list[_Fact], list[Question]]:
+def _plan(rng: random.Random, tokens: int, objects: int) -> tuple[list[Fact], list[Question]]:
     """Facts that fit into a story of this many tokens, and the questions about them."""
-    smallest = _Size(objects=objects)
+    smallest = Size(objects=objects)
     if tokens < smallest.tokens:
         raise ValueError(
             f"{tokens} tokens are left for the story and the smallest has {smallest.tokens}: "
             f"ask for at least {smallest.tokens - tokens} tokens more, or for fewer turns"
         )
-    facts = _draw_facts(rng, _choose_size(rng, tokens, smallest))
-    return facts, _draw_questions(rng, facts)
+    facts = draw_facts(rng, _choose_size(rng, tokens, smallest))
+    return facts, draw_questions(rng, facts)
 
 
-def _choose_size(rng: random.Random, tokens: int, size: _Size) -> _Size:
+def _choose_size(rng: random.Random, tokens: int, size: Size) -> Size:
     """Grow the smallest story in random directions; up to a quarter of the room is left to filler even if short."""
     room = tokens - rng.randint(0, tokens // 4)
     people = rng.choice((3, 4))
@@ -181,13 +207,13 @@ def _choose_size(rng: random.Random, tokens: int, size: _Size) -> _Size:
         values["objects"] = max(values["objects"], size.objects)
         values["colors"] = min(values["colors"], values["objects"])
         values["likes"] = values["people"] if values["likes"] else 0
-        grown = _Size(**values)
+        grown = Size(**values)
         if grown.tokens <= room:
             size = grown
     return size
 
 
-def _draw_facts(rng: random.Random, size: _Size) -> list[_Fact]:
+def draw_facts(rng: random.Random, size: Size) -> list[Fact]:
     """Within a kind all answers differ, except that a person may own several things or none.
 
     Owners are drawn one by one: were each to own one thing, answers already given would tell of those to come.
@@ -200,15 +226,17 @@ def _draw_facts(rng: random.Random, size: _Size) -> list[_Fact]:
         ("count", rng.sample(COUNTABLES, size.counts), rng.sample(NUMBERS, size.counts)),
     ]
     facts = [
-        _Fact(kind, key, (value,)) for kind, keys, values in singles for key, value in zip(keys, values, strict=True)
+        Fact(kind, key, (value,)) for kind, keys, values in singles for key, value in zip(keys, values, strict=True)
     ]
     flavors, foods = rng.sample(FLAVORS, size.likes), rng.sample(FOODS, size.likes)
     dishes = zip(names[: size.likes], flavors, foods, strict=True)
-    return facts + [_Fact("likes", name, (flavor, food)) for name, flavor, food in dishes]
+    return facts + [Fact("likes", name, (flavor, food)) for name, flavor, food in dishes]
 
 
-def _draw_questions(rng: random.Random, facts: list[_Fact]) -> list[Question]:
-    """Every two-hop question, and as many of one hop, from all kinds alike, as ONE_HOP_PER_TWO_HOP says."""
+def draw_questions(
+    rng: random.Random, facts: list[Fact], one_hop_per_two_hop: float = ONE_HOP_PER_TWO_HOP
+) -> list[Question]:
+    """Every two-hop question, and of one hop, from all kinds alike, so many to each."""
     values = {kind: [fact.answer for fact in facts if fact.kind == kind] for kind in VERBS}
     values["who"] = [(fact.key,) for fact in facts if fact.kind == "where"]  # everybody may be an owner
     places = {fact.key: fact.answer for fact in facts if fact.kind == "where"}
@@ -223,35 +251,35 @@ def _draw_questions(rng: random.Random, facts: list[_Fact]) -> list[Question]:
         rng.shuffle(group)
     rng.shuffle(by_kind)
     in_turns = [group[i] for i in range(max(map(len, by_kind))) for group in by_kind if i < len(group)]
-    questions = two_hop + in_turns[: round(ONE_HOP_PER_TWO_HOP * len(two_hop))]
+    questions = two_hop + in_turns[: round(one_hop_per_two_hop * len(two_hop))]
     rng.shuffle(questions)
     return questions
 
 
-def _tell(rng: random.Random, facts: list[_Fact], tokens: int) -> list[str]:
+def _tell(rng: random.Random, facts: list[Fact], tokens: int) -> list[str]:
     """The facts in random order, with filler between them that makes up the length, from BOS to SEP."""
     sentences = [fact.words for fact in facts]
-    sentences += _filler(rng, tokens - 2 - sum(map(len, sentences)))
+    sentences += filler(rng, tokens - 2 - sum(map(len, sentences)))
     rng.shuffle(sentences)
     return [BOS, *(word for sentence in sentences for word in sentence), SEP]
 
 
-def _filler(rng: random.Random, tokens: int) -> Iterator[tuple[str, ...]]:
+def filler(rng: random.Random, tokens: int) -> Iterator[tuple[str, ...]]:
     """Sentences that say nothing that is asked, of exactly this many tokens together."""
-    if 0 < tokens < _SHORTEST_FILLER:
+    if 0 < tokens < SHORTEST_FILLER:
         yield (_ASIDE, DOT)[:tokens]
         return
     while tokens > 0:
         length = tokens
         if tokens > _LONGEST_FILLER:
-            length = rng.randint(_SHORTEST_FILLER, min(_LONGEST_FILLER, tokens - _SHORTEST_FILLER))
+            length = rng.randint(SHORTEST_FILLER, min(_LONGEST_FILLER, tokens - SHORTEST_FILLER))
         yield _filler_sentence(rng, length)
         tokens -= length
 
 
 def _filler_sentence(rng: random.Random, length: int) -> tuple[str, ...]:
     """Noun, verb and dot, with as many of the four optional words as the length asks for."""
-    optional = set(rng.sample((_OPENERS, _ARTICLE, _ADJECTIVES, _ADVERBS), length - _SHORTEST_FILLER))
+    optional = set(rng.sample((_OPENERS, _ARTICLE, _ADJECTIVES, _ADVERBS), length - SHORTEST_FILLER))
     parts = (_OPENERS, _ARTICLE, _ADJECTIVES, _NOUNS, _ACTIONS, _ADVERBS)
     kept = [part for part in parts if part in optional or part in (_NOUNS, _ACTIONS)]
     return (*(rng.choice(part) for part in kept), DOT)

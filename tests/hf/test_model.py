@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kvxfer.errors import KvxferError
 from kvxfer.hf import LoadedModel, read_geometry
 from kvxfer.kv import KV
 from tests.doubles import FAMILIES, tiny_model, tiny_tokenizer
@@ -96,6 +97,28 @@ def test_generate_fills_up_with_stop_and_ends_early() -> None:
     assert model.generate(ids, None, 0).shape == (2, 0)
 
 
+def test_noise_is_added_to_the_logits_of_each_step() -> None:
+    model, ids = loaded("qwen3-default"), rows(batch=2, tokens=12)
+    noise = 3 * torch.randn(2, 4, model.geometry.vocabulary, generator=torch.Generator().manual_seed(0))
+    wanted = ids
+    for step in range(4):
+        chosen = (own_logits(model, wanted)[:, -1] + noise[:, step]).argmax(dim=-1, keepdim=True)
+        wanted = torch.cat((wanted, chosen), dim=1)
+    got = model.generate(ids[:, 8:], model.prefill(ids[:, :8]), 4, noise=lambda step: noise[:, step])
+    assert torch.equal(got, wanted[:, 12:])
+    assert not torch.equal(got, model.generate(ids, None, 4))
+
+
+def test_hidden_states_of_two_prefills_are_those_of_one() -> None:
+    model, ids = loaded("llama-default"), rows()
+    whole = model.prefill_with_hidden(ids)
+    parts = model.prefill_with_hidden(ids[:, 11:], model.prefill_with_hidden(ids[:, :11]))
+    assert parts.hidden is not None
+    assert torch.allclose(parts.hidden, whole.hidden, atol=1e-5)
+    with pytest.raises(KvxferError, match="no hidden states"):
+        model.prefill_with_hidden(ids[:, 11:], model.prefill(ids[:, :11]))
+
+
 def test_an_empty_past_is_no_past() -> None:
     model, ids = loaded("llama-default"), rows()
     empty = model.prefill(ids).span(0, 0)
@@ -114,3 +137,22 @@ def test_the_model_is_frozen_and_in_eval_mode() -> None:
     assert not model.lm.training
     assert not any(parameter.requires_grad for parameter in model.lm.parameters())
     assert model.prefill(rows()).keys[0].is_inference()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_last_logits_alone_and_step_by_step_are_those_of_one_forward(family: str) -> None:
+    model, ids = loaded(family), rows(tokens=20)
+    wanted = own_logits(model, ids)
+    assert torch.allclose(model.logits(ids, keep=3), wanted[:, -3:], atol=1e-5)
+    assert torch.allclose(model.logits(ids[:, 9:], model.prefill(ids[:, :9]), keep=2), wanted[:, -2:], atol=1e-5)
+    steps = model.steps(ids[:, 9:15], model.prefill(ids[:, :9]))
+    found = [next(steps), *(steps.send(ids[:, place]) for place in range(15, 20))]
+    assert torch.allclose(torch.stack(found, dim=1), wanted[:, 14:], atol=1e-5)
+
+
+def test_end_tokens_are_those_of_the_generation_config_and_the_tokenizer() -> None:
+    model = loaded("qwen3-yarn")
+    own = model.tokenizer.eos_token_id
+    for listed, wanted in ((None, {own}), (7, {7, own}), ([7, 8], {7, 8, own})):
+        model.lm.generation_config.eos_token_id = listed
+        assert model.end_tokens == wanted

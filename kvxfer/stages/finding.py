@@ -1,0 +1,49 @@
+"""The map that an evaluation is about, and that of the other direction: found, or fitted now."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+from kvxfer.errors import KvxferError
+from kvxfer.evals.base import Evaluation
+from kvxfer.runs import RECORD
+from kvxfer.stages.settings import EvaluateSettings
+from kvxfer.stages.train import train, train_id
+
+log = logging.getLogger("kvxfer")
+
+
+def find_map(settings: EvaluateSettings, key: str = "map") -> Path:
+    """The directory of the map: ``settings.map`` if it is given, else that of the config, fitted now if it is missing.
+
+    Args:
+        key: the setting that ``settings.map`` comes from, for messages.
+    """
+    if settings.map is not None:
+        for path in (Path(settings.map), settings.outputs / "train" / settings.map):
+            if path.is_dir():
+                return path
+        raise KvxferError(f"{key}={settings.map} is no directory and no run in {settings.outputs / 'train'}")
+    path = settings.outputs / "train" / train_id(settings)
+    if (path / RECORD).is_file():
+        return path
+    if not settings.build_missing:
+        raise KvxferError(
+            f"no map {path.name} in {path.parent}: run train.py with these settings, or set build_missing=true"
+        )
+    log.info("map %s is missing and is fitted first", path.name)
+    return train(replace(settings, force=False))
+
+
+def find_reverse(settings: EvaluateSettings, spec: Evaluation) -> Path | None:
+    """The map of the same models the other way round, if the evaluation needs one.
+
+    It is ``eval.reverse_map``, or the one that the run's settings ask for with ``pair.reverse`` turned over.
+    """
+    if not spec.needs_reverse(settings.pair.reverse):
+        return None
+    pair = replace(settings.pair, reverse=not settings.pair.reverse)
+    log.info("the map of %s is needed too", pair.label)
+    return find_map(replace(settings, pair=pair, map=getattr(spec, "reverse_map", None)), "eval.reverse_map")

@@ -1,0 +1,49 @@
+"""Maps with random weights of a pair's true shapes, and the map that changes nothing."""
+
+from __future__ import annotations
+
+import torch
+
+from kvxfer.apply import Mapper
+from kvxfer.conversation import Direction
+from kvxfer.extras import extra_widths
+from kvxfer.features import KINDS, Block, Features
+from kvxfer.maps import CacheMap
+from kvxfer.moments import Output
+from kvxfer.pairs import Pair
+from kvxfer.random_features import RandomFeatures, RandomProducts, RandomRelu
+from kvxfer.solvers import LinearLayer
+
+
+def random_map(pair: Pair, features: Features, seed: int = 0) -> CacheMap:
+    """Every target layer reads all source layers; outputs are about as large as keys and values are."""
+    generator = torch.Generator().manual_seed(seed)
+    width, sources = pair.source.geometry.kv_width, range(pair.source.geometry.layers)
+    widths = extra_widths(features, pair)
+    layers: dict[Output, LinearLayer] = {}
+    for layer in range(pair.target.geometry.layers):
+        for kind in KINDS:
+            blocks = features.blocks(kind, sources)
+            columns = sum(widths.get(block.kind, width) for block in blocks)
+            weight = torch.randn(1, columns, width, generator=generator) / columns**0.5
+            layers[layer, kind] = LinearLayer(blocks, weight, torch.randn(width, generator=generator))
+    inputs = len(sources) * len(KINDS) * width
+    forms = {"random_relu": RandomRelu, "random_products": RandomProducts}
+    parts = {kind: form.draw(inputs, widths[kind]) for kind, form in forms.items() if widths[kind]}
+    return CacheMap(layers, {}, RandomFeatures(tuple(sources), parts) if parts else None)
+
+
+def identity_map(pair: Pair) -> CacheMap:
+    """For a pair of one model with itself: every layer is its own."""
+    width = pair.target.geometry.kv_width
+    layers = {
+        (layer, kind): LinearLayer((Block(layer, kind),), torch.eye(width)[None], torch.zeros(width))
+        for layer in range(pair.target.geometry.layers)
+        for kind in KINDS
+    }
+    return CacheMap(layers, {})
+
+
+def direction(pair: Pair, features: Features) -> Direction:
+    """A random map of the pair, ready to run."""
+    return Direction(pair, Mapper(random_map(pair, features), pair=pair))
