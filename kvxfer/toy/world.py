@@ -151,7 +151,7 @@ def make_shuffled_row(seed: int, tokens: int) -> list[str]:
         sentences[-1].append(word)
         if word == DOT:
             sentences.append([])
-    _rng(seed, 2).shuffle(sentences)
+    generator_of(seed, 2).shuffle(sentences)
     return [BOS, *(word for sentence in sentences for word in sentence)]
 
 
@@ -159,7 +159,7 @@ def filler_between(key: str, tokens: int, places: int) -> list[list[str]]:
     """Filler sentences of so many words together, each at a random one of so many places; the same for the same key."""
     rng = random.Random(f"filler {key}")
     found: list[list[str]] = [[] for _ in range(places)]
-    for sentence in _filler(rng, tokens):
+    for sentence in filler(rng, tokens):
         found[rng.randrange(places)] += sentence
     return found
 
