@@ -15,6 +15,7 @@ from small_runs import TEXT_ROWS, TOY_ROWS, run, settings_of, toy_models, write_
 
 import kvxfer
 from kvxfer import corpus
+from kvxfer.corpora.toy import KINDS as TOY_KINDS
 from kvxfer.corpus import KINDS, SPLITS, CorpusSpec, load_rows, split_of
 from kvxfer.evals import kinds
 from kvxfer.evals.items import EvalSpec, Item, choice_items, text_items, toy_items
@@ -82,7 +83,7 @@ def drawn(rng: random.Random, spec: CorpusSpec) -> CorpusSpec:
     shards = rng.choice((1, 1, 3))
     return dataclasses.replace(
         spec,
-        length=rng.choice((56, 64, 90) if spec.kind == "toy" else (8, 14, 20)),
+        length=rng.choice((56, 64, 90) if spec.kind in TOY_KINDS else (8, 14, 20)),
         seed=rng.choice((0, 0, 1, 7)),
         document_tokens=rng.choice((None, None, 5, 40)),
         skip_first=rng.randint(0, 4),
@@ -168,10 +169,17 @@ def fitted(
     return home / "outputs", {"toy": [*models, *TOY_ROWS], "text": [*models, *text]}
 
 
-def little(kind: str, option: str, outputs: Path, overrides: list[str]) -> list[str]:
-    """The keys of an evaluation that decide how much it computes, each as small as may be."""
+def little(kind: str, outputs: Path, overrides: list[str]) -> list[str]:
+    """An option of the kind, and the keys that decide how much it computes, each as small as may be.
+
+    The map of the other direction, where one is read, is fitted here.
+    """
+    option = {"items": "standard"}.get(kind, kind)
     keys = vars(settings_of("evaluate", outputs, *overrides, f"eval={option}").eval)
-    return [f"eval={option}", *(f"eval.{key}={value}" for key, value in LITTLE.items() if key in keys)]
+    small = [f"eval.{key}={value}" for key, value in LITTLE.items() if key in keys]
+    if "reverse_map" in keys:
+        small.append(f"eval.reverse_map={run('train', outputs, *overrides, 'pair.reverse=true')}")
+    return [f"eval={option}", *small]
 
 
 @pytest.mark.usefixtures("no_drawing")
@@ -181,14 +189,13 @@ def test_every_kind_of_evaluation_reads_its_own_split_alone(
     kind: str, text: str, fitted: tuple[Path, dict[str, list[str]]], read: Read
 ) -> None:
     outputs, overrides = fitted[0], fitted[1][text]
-    fit = run("train", outputs, *overrides)
+    fit, asked = run("train", outputs, *overrides), little(kind, outputs, overrides)
     if read.keys:  # the map was not there yet
         assert set(read.by_split) == set(CALIBRATION)
     read.by_split.clear()
-    option = {"items": "standard"}.get(kind, kind)
     other = [o for o in overrides if not o.startswith(("corpus.length", "corpus.rows"))]
     other += ["corpus.length=56", "corpus.seed=1", "corpus.rows.evaluation=4", f"map={fit}"]
-    run("evaluate", outputs, *other, *little(kind, option, outputs, overrides))
+    run("evaluate", outputs, *other, *asked)
     assert set(read.by_split) <= {"evaluation"}
 
 
