@@ -20,7 +20,7 @@ demo: setup
 	$(BIN)/kvxfer-demo
 
 test: setup
-	WANDB_MODE=offline $(BIN)/python -m pytest -n 2
+	WANDB_MODE=offline $(BIN)/python -m pytest -n 2 --dist loadfile
 
 # The other end of the supported range of transformers.
 $(OLDEST)/.ready: pyproject.toml constraints.txt constraints-oldest.txt
@@ -29,7 +29,7 @@ $(OLDEST)/.ready: pyproject.toml constraints.txt constraints-oldest.txt
 	touch $@
 
 test-oldest: $(OLDEST)/.ready
-	WANDB_MODE=offline $(OLDEST)/bin/python -m pytest -n 2
+	WANDB_MODE=offline $(OLDEST)/bin/python -m pytest -n 2 --dist loadfile
 
 lint: setup
 	$(BIN)/ruff check .

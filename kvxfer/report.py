@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvxfer.errors import KvxferError
+from kvxfer.evals import designs as designs_page
 from kvxfer.evals import markdown
 from kvxfer.evals.figures import conditions_figure, r2_heatmap
 from kvxfer.evals.pages import RESULTS, write_pages, written
@@ -31,7 +32,7 @@ from kvxfer.evals.tables import (
     perplexity,
     validate_results,
 )
-from kvxfer.evals.verdict import accuracy_outcome, ancestry_sentence, nats_outcome, verdict
+from kvxfer.evals.verdict import accuracy_outcome, ancestry_sentence, fit_warning, nats_outcome, verdict
 from kvxfer.evals.wording import condition_name
 
 __all__ = [
@@ -60,7 +61,7 @@ def render_comparison(designs: Mapping[str, Results], best: str | None = None, t
     """Markdown that sets several designs of a map side by side, their shared baselines once, the best in detail."""
     designs = _plain(designs)
     best = best or best_design(designs)
-    return markdown.document(title, markdown.comparison_lead(designs, best), markdown.comparison(designs, best))
+    return markdown.document(title, designs_page.comparison_lead(designs, best), designs_page.comparison(designs, best))
 
 
 def best_design(designs: Mapping[str, Results]) -> str:
@@ -137,7 +138,7 @@ def terminal_table(results: Results) -> Table:
     kept = [i for i in range(len(COLUMNS)) if any(row[i] not in ("", NOTHING) for row in cells)]
     best = f" ({results['best']})" if "designs" in results else ""
     caption = verdict(results["conditions"], results["tests"], subject=f"The mapped cache{best}").sentence
-    caption = "\n".join(filter(None, (caption, ancestry_sentence(results))))
+    caption = "\n".join(filter(None, (caption, fit_warning(results), ancestry_sentence(results))))
     table = Table(
         title=Text(results["title"], style="bold"),
         caption=Text(f"\n{caption}\np: against the source alone.", style="not italic"),
@@ -202,7 +203,7 @@ def write_results(results: Results, directory: Path | str) -> list[Path]:
         if name == "r2":
             r2_heatmap(results["selection"], directory / path)
         elif name == "designs":
-            rows, names = markdown.design_rows(results["designs"])
+            rows, names = designs_page.design_rows(results["designs"])
             conditions_figure(rows, directory / path, results["chance"], names)
         else:
             conditions_figure(results["conditions"], directory / path, results["chance"])

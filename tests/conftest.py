@@ -13,9 +13,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from launching import launched  # noqa: F401  (a fixture)
+from launching import PNG, launched  # noqa: F401  (a fixture)
+from matplotlib.figure import Figure
 
 from kvxfer.pairs import ModelSpec, Pair, PairSpec, load_pair
+
+
+@pytest.fixture
+def no_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are made but not rendered, which takes longer than a tiny pair's numbers; they have their own tests."""
+    monkeypatch.setattr(Figure, "savefig", lambda self, path, **options: Path(path).write_bytes(PNG))
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
+import pytest
 from torch import Tensor
 
 from kvxfer.features import DESIGNS, Features
@@ -102,3 +104,19 @@ SOLVER_MATRIX = {
 SOLVER_MATRIX |= {f"auto-{choose}": _auto(choose) for choose in ("layer", "one")}
 # The suite's tokens weigh 1, so its reference is that of ridge.
 SOLVER_MATRIX["weighted"] = replace(_case(Weighted, *FORMS[""]), designs=("same", "both", "rich"))
+
+
+def pairwise(*dials: tuple[Any, ...]) -> list[Any]:
+    """Cases such that every solver meets every design of its own and every value of every dial.
+
+    Not all combinations: the values of a dial come in turn, from another one on for every solver and dial, so that over
+    all solvers every two values meet too.
+    """
+    found = []
+    for number, (name, case) in enumerate(SOLVER_MATRIX.items()):
+        for turn in range(max(len(case.designs), *map(len, dials))):
+            design = case.designs[turn % len(case.designs)]
+            values = [dial[(turn + number * place) % len(dial)] for place, dial in enumerate(dials)]
+            named = "-".join(map(str, (name, design, *values)))
+            found.append(pytest.param(case, DESIGNS[design], *values, id=named))
+    return found

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
 import signal
-import subprocess
-import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,43 +25,33 @@ from kvxfer.stages.calibrate import REPORT, calibrate
 from kvxfer.token_weights import WEIGHTED_SPLITS
 from tests.calibrations import SPLIT_FILES, make_settings, remember_prefills
 
-KILLER = """
-import os, signal, sys
-from pathlib import Path
 
-from kvxfer.checkpoints import PassState
-from kvxfer.pairs import ModelSpec, PairSpec
-from kvxfer.stages.calibrate import calibrate
-from tests.calibrations import make_settings
+def calibrate_until(spec: PairSpec, outputs: Path, saves: int, told: Path) -> None:
+    """Calibrate, write down where it stands after so many checkpoints, and die."""
+    save, saved = PassState.save, []
 
-source, target, outputs, last = sys.argv[1:]
-save, saved = PassState.save, []
+    def kill(self: PassState) -> None:
+        save(self)
+        saved.append(self.split)
+        if len(saved) == saves:
+            told.write_text(f"{self.split} {self.next_row}")
+            os.kill(os.getpid(), signal.SIGKILL)
 
-def kill(self):
-    save(self)
-    saved.append(self.split)
-    if len(saved) == int(last):
-        print(self.split, self.next_row, flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-PassState.save = kill
-spec = PairSpec("tiny", ModelSpec(source), ModelSpec(target), dtype="float32", device="cpu")
-calibrate(make_settings(spec, Path(outputs)))
-"""
+    PassState.save = kill  # type: ignore[method-assign]
+    calibrate(make_settings(spec, outputs))
 
 
 def run_until_killed(spec: PairSpec, outputs: Path, saves: int) -> str:
     """Calibrate in a process that kills itself after so many checkpoints; return where it stood."""
-    answer = subprocess.run(
-        [sys.executable, "-c", KILLER, spec.source.model, spec.target.model, str(outputs), str(saves)],
-        cwd=Path(__file__).parents[1],
-        env={**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert answer.returncode == -signal.SIGKILL, answer.stderr
-    return answer.stdout.strip()
+    told = outputs.with_name(f"told {saves}")
+    # A copy of this process, which has imported everything; its threads (there are none that matter) are not copied.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = multiprocessing.get_context("fork").Process(target=calibrate_until, args=(spec, outputs, saves, told))
+        child.start()
+    child.join()
+    assert child.exitcode == -signal.SIGKILL
+    return told.read_text()
 
 
 def test_kill_9_twice_and_the_moments_are_the_same_bits(

@@ -69,6 +69,7 @@ def test_every_option_has_a_double():
     assert set(DOUBLES) == set(OPTIONS)
 
 
+@pytest.mark.usefixtures("no_drawing")
 @pytest.mark.parametrize("option", OPTIONS)
 def test_a_double_of_every_pair_goes_through_all_commands(option, text, tmp_path):
     results = goes_through([*of_double(option, tmp_path), *text], tmp_path / "out")
@@ -109,12 +110,12 @@ def test_a_real_evaluation_builds_what_is_missing_and_ends_with_the_paths(tiny_f
 
 def test_a_sweep_is_one_group_from_one_calibration_and_goes_on_where_it_was_killed(tiny_folders, tmp_path):
     models = [o for o in toy_models(tiny_folders) if not o.startswith("solver")]
-    sweep = ["-m", *models, "penalty.lam=1e-5,1e-3,1e-1", "solver.k=1,2"]
+    sweep = ["-m", *models, "penalty.lam=1e-5,1e-1", "solver.k=1,2"]
     done = command("train.py", *sweep, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     maps = sorted(p for p in (tmp_path / "outputs" / "train").iterdir() if not p.name.startswith("."))
     dials = {(m["penalty"]["lam"], m["solver"]["k"]) for m in (CacheMap.load(p).manifest for p in maps)}
-    assert dials == {(lam, k) for lam in (1e-5, 1e-3, 1e-1) for k in (1, 2)}
+    assert dials == {(lam, k) for lam in (1e-5, 1e-1) for k in (1, 2)}
     assert len([p for p in (tmp_path / "outputs" / "calibrate").iterdir() if not p.name.startswith(".")]) == 1
     runs = [r for r in read_runs(tmp_path / "outputs") if r.job_type == "train"]
     assert sorted(r.id for r in runs) == [p.name for p in maps]
@@ -129,24 +130,11 @@ def test_a_sweep_is_one_group_from_one_calibration_and_goes_on_where_it_was_kill
     shutil.rmtree(tmp_path / "outputs" / "wandb")
     again = command("train.py", *sweep, folder=tmp_path)
     assert again.returncode == 0, again.stderr
-    assert again.stderr.count("is there already") == 5
+    assert again.stderr.count("is there already") == 3
     assert all((p / "run.json").read_bytes() == content for p, content in kept.items())
     assert CacheMap.load(lost)
     (only,) = read_runs(tmp_path / "outputs")
     assert (only.id, only.group) == (lost.name, runs[0].group)
-
-
-def test_a_failing_job_is_named_and_the_others_are_done(tiny_folders, tmp_path):
-    models = [o for o in toy_models(tiny_folders) if not o.startswith("solver")]
-    done = command("train.py", "-m", *models, "logger=disabled", "solver.k=99,1", folder=tmp_path)
-    assert done.returncode == 1
-    said = [line for line in done.stderr.splitlines() if "failed: solver.k=99" in line]
-    assert len(said) == 1
-    assert said[0].startswith("job 0 (")
-    assert said[0].endswith("failed: solver.k=99 must be from 1 to 2, the source layers that were calibrated")
-    assert done.stderr.splitlines()[-1] == "error: 1 of 2 jobs failed"
-    (made,) = [p for p in (tmp_path / "outputs" / "train").iterdir() if not p.name.startswith(".")]
-    assert CacheMap.load(made).manifest["solver"]["k"] == 1
 
 
 def test_a_logger_that_fails_does_not_end_the_run(tiny_folders, tmp_path, monkeypatch, caplog):

@@ -34,12 +34,14 @@ NEEDED = {
     "pair=custom": ["pair.source.model=someone/small", "pair.target.model=someone/large"],
     "corpus=text": ["corpus.path=somewhere"],
 }
-# Groups whose options only decide numbers that no other group looks at are composed once; see the second test.
+# Every option with the command that has all groups, and every other command with every pair and one option of the rest.
 CASES = [
     (stage, group, file.stem)
     for stage, groups in GROUPS.items()
     for group in groups
-    for file in sorted((config_directory() / group).glob("*.yaml"))
+    for file in sorted((config_directory() / group).glob("*.yaml"))[
+        : None if group == "pair" or stage == "evaluate" else 1
+    ]
 ]
 
 

@@ -46,6 +46,7 @@ def kept_splits(features: Any, **options: Any) -> tuple[Splits, Splits]:
     return tuple(make_splits(make_samples(features, kept=kept, **options)) for kept in (KEPT_OF, None))  # type: ignore[return-value]
 
 
+@pytest.mark.usefixtures("no_drawing")
 @pytest.mark.parametrize("solver", [Ridge, Weighted])
 @pytest.mark.parametrize("name", ["same", "previous", "embedding"])
 @pytest.mark.parametrize("options", [{"k": 1}, {"k": 1, "selection": "separate"}, {"k": 2, "method": "greedy"}])
@@ -65,7 +66,7 @@ def test_solvers_choose_among_the_kept_layers(name: str, options: Any, solver: A
     plain = json.loads(json.dumps(fit.selection.to_dict(), allow_nan=False))
     assert plain["r2_keys"][0][1] is None
     r2_heatmap(plain, tmp_path / "r2.png")
-    assert (tmp_path / "r2.png").stat().st_size > 1000
+    assert (tmp_path / "r2.png").is_file()
 
 
 def test_all_and_auto_are_about_the_kept_layers() -> None:

@@ -53,6 +53,14 @@ def summary_of(mapped: float, answers: bool) -> dict:
     return summarise(make_items(mapped, answers))
 
 
+def make_check(drop: float, tolerated: float = 0.15) -> dict:
+    """A check of the fit of one target layer, whose keys have lost so much."""
+    row = {"layer": 3, "kind": "keys", "r2": 0.97 - drop, "recorded": 0.97, "drop": drop}
+    below = [row] if drop > tolerated else []
+    shared = {"tolerated": tolerated, "tokens": 2048, "passed": not below}
+    return {"outputs": [row], "worst": row, "below": below, **shared}
+
+
 def make_results(mapped: float = 0.85, answers: bool = True) -> dict:
     """A complete results.json with numbers of many decimals everywhere."""
     items = make_items(mapped, answers)
@@ -70,6 +78,7 @@ def make_results(mapped: float = 0.85, answers: bool = True) -> dict:
         **summary,
         "tables": {"story_only": {key: copy.deepcopy(summary[key]) for key in ("conditions", "tests")}},
         "gates": [{"name": "identity", "value": 1.23456789e-7, "tolerance": 1e-4, "passed": True}],
+        "fit_check": make_check(0.0123456789),
         "selection": {"r2_keys": grid, "r2_values": grid, "chosen_keys": chosen, "chosen_values": chosen},
         "items": items,
         "provenance": {
@@ -96,7 +105,8 @@ def test_the_report_is_for_a_reader():
     assert not re.search(r"\b(nan|None|inf)\b", report)
     for words in (
         "# Toy questions",
-        "The mapped cache beats the source",
+        "**Worth it: the mapped cache beats the source, with accuracy",
+        "| fit: largest drop in R² | 0.012 | 0.15 | passed |",
         "| Source alone (baseline) |",
         "When only the story is handed over",
         "Accuracy by kind of item",
@@ -149,7 +159,7 @@ def test_a_comparison_names_the_best_and_shows_the_shared_baselines_once():
     assert overview.count("| Source alone (baseline) |") == 1
     assert "| **previous** (best) |" in overview
     assert "corrected for 3 tries (Bonferroni)" in overview
-    assert "The best of 3 designs, previous, beats the source" in overview
+    assert "Worth it: the best of 3 designs, previous, beats the source" in overview
     assert not re.search(r"\d\.\d{5,}", report)
 
 

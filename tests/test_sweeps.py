@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import csv
+import logging
 import math
-import os
-import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -14,13 +15,20 @@ import yaml
 from doubles import TEXT, make_double
 from launching import PNG, REPOSITORY, SWEEPS, run_sweep
 
+from kvxfer import cli
 from kvxfer.config import compose, job_config, load_job, plain, save_job, to_settings
 from kvxfer.stages.calibrate import calibration_id
 from kvxfer.sweeps.jobs import sweep_id
 
 BOTH = ("train", "evaluate")
 DEFAULTS = {file.stem: yaml.safe_load(file.read_text())["defaults"] for file in sorted(SWEEPS.glob("*.yaml"))}
-GRIDS = [(grid, stage) for grid, given in DEFAULTS.items() for stage in BOTH if {stage, "stage"} & set(given)]
+# A grid of both commands is tried with the one whose config holds the other's, and one of them with both.
+GRIDS = [
+    (grid, stage)
+    for grid, given in DEFAULTS.items()
+    for stage in BOTH
+    if stage in given or ("stage" in given and (stage == "evaluate" or grid == "ridge_lambda"))
+]
 
 
 @pytest.fixture(scope="module")
@@ -54,12 +62,45 @@ def outputs(settings: list[str]) -> Path:
     return Path(next(item for item in settings if item.startswith("paths.outputs=")).partition("=")[2])
 
 
-def command(stage: str, settings: list[str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A command as a user gives it; training knows nothing of eval."""
-    own = [item for item in settings if stage == "evaluate" or not item.startswith("eval.")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled"}
-    line = [sys.executable, f"{stage}.py", *arguments, *own]
-    return subprocess.run(line, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
+@dataclass(frozen=True)
+class Done:
+    """What a command has left: its exit status and what it said."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Done]]:
+    """A command as a user gives it, in this process, so that its workers can be used again; training has no eval.
+
+    Logging is set up anew by every command, and put back afterwards.
+    """
+    monkeypatch.chdir(REPOSITORY)
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    ours, root = logging.getLogger("kvxfer"), logging.getLogger()
+    before = [(logger, logger.handlers[:], logger.level, logger.propagate) for logger in (ours, root)]
+
+    def run(stage: str, given: list[str], *arguments: str) -> Done:
+        own = [item for item in given if stage == "evaluate" or not item.startswith("eval.")]
+        monkeypatch.setattr(sys, "argv", [f"{stage}.py", *arguments, *own])
+        monkeypatch.setenv("HYDRA_FULL_ERROR", "0")  # a command sets it
+        ours.handlers = []
+        capfd.readouterr()
+        code: str | int | None = 0
+        try:
+            cli.main(stage)
+        except SystemExit as end:
+            code = end.code
+        # Python prints a text that it is ended with, and exits with 1.
+        said = capfd.readouterr()
+        ended = f"{code}\n" if isinstance(code, str) else ""
+        return Done(1 if ended else int(code or 0), said.out, said.err + ended)
+
+    yield run
+    for logger, logger.handlers, level, logger.propagate in before:
+        logger.setLevel(level)
 
 
 def rows_of(path: str) -> list[dict[str, str]]:
@@ -67,7 +108,9 @@ def rows_of(path: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_a_sweep_survives_a_failing_job_and_goes_on_with_workers(settings: list[str]) -> None:
+def test_a_sweep_survives_a_failing_job_and_goes_on_with_workers(
+    settings: list[str], command: Callable[..., Done]
+) -> None:
     grid = ["penalty.lam=1e-3,1e-2,1e-1", "solver.k=1,99"]
     first = command("train", settings, "-m", *grid)
     assert first.returncode == 1
@@ -81,6 +124,8 @@ def test_a_sweep_survives_a_failing_job_and_goes_on_with_workers(settings: list[
     assert Path(figure).read_bytes().startswith(PNG)
     assert Path(summary).parent.parent == outputs(settings) / "sweeps"
     assert "failed: job 1, 3, 5: solver.k=99" in first.stdout
+    line = "job 1 (penalty.lam=0.001 solver.k=99) failed: solver.k=99 must be from 1 to "
+    assert len([said for said in first.stderr.splitlines() if said.startswith(line)]) == 1
     assert first.stderr.splitlines()[-1].startswith("error: 3 of 6 jobs failed")
 
     before = {run: (run / "run.json").stat().st_mtime_ns for run in (outputs(settings) / "train").glob("[!.]*")}
@@ -94,7 +139,7 @@ def test_a_sweep_survives_a_failing_job_and_goes_on_with_workers(settings: list[
     assert "job 4: penalty.lam=0.1 solver.k=1" in again.stderr.splitlines()
 
 
-def test_workers_share_one_calibration(settings: list[str]) -> None:
+def test_workers_share_one_calibration(settings: list[str], command: Callable[..., Done]) -> None:
     """Both jobs need it and neither has it: one makes it, the other waits."""
     fresh = ["solver.k=1", "corpus.seed=1", "corpus.rows.fit=12", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
     before = set((outputs(settings) / "calibrate").glob("[!.]*"))
@@ -105,7 +150,7 @@ def test_workers_share_one_calibration(settings: list[str]) -> None:
     assert [row["features"] for row in rows_of(done.stdout.splitlines()[-2])] == ["same", "both"]
 
 
-def test_an_evaluate_sweep_ends_with_perplexity(settings: list[str]) -> None:
+def test_an_evaluate_sweep_ends_with_perplexity(settings: list[str], command: Callable[..., Done]) -> None:
     done = command("evaluate", settings, "-cd", "sweeps", "-cn", "ridge_lambda", "penalty.lam=0.01,1.0", "solver.k=1")
     assert done.returncode == 0, done.stderr
     *_, summary, figure = done.stdout.splitlines()

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from kvxfer.errors import KvxferError
 from kvxfer.evals.base import Data, Evaluation, Subject
@@ -18,7 +18,7 @@ from kvxfer.evals.harness_tasks import harness_version, load_tasks, run_tasks
 from kvxfer.evals.markdown import table
 from kvxfer.evals.tables import NOTHING, interval, p_text, p_value, percent, points
 from kvxfer.evals.toy_tasks import TOY_TASKS, write_toy_tasks
-from kvxfer.evals.verdict import Outcome, Verdict, outcome
+from kvxfer.evals.verdict import WORDS, Kind, Outcome, Verdict, outcome
 from kvxfer.evals.wording import condition_name
 
 CONDITIONS: tuple[Condition, ...] = ("ceiling", "source", "mapped", "floor")
@@ -102,22 +102,24 @@ class Benchmarks(Evaluation):
             {each["name"]: _outcome(each["tests"]["mapped_vs_source"]) for each in single},
         )
         where = f"on {single[0]['name']}" if len(single) == 1 else f"on {len(pooled['benchmarks'])} benchmarks"
-        heads = {
-            "better": f"The mapped cache beats the source {where}",
-            "worse": f"The mapped cache is worse than the source {where}",
-            "none": f"No benefit of the mapped cache over the source is shown {where}",
+        mixed = {"better", "worse"} <= {overall, *by_task.values()}
+        kinds: dict[Outcome, Kind] = {"better": "beats", "worse": "worse", "none": "none"}
+        kind: Kind = "mixed" if mixed else kinds[overall]
+        said = {
+            "better": "beats the source",
+            "worse": "is worse than the source",
+            "none": "is not shown to beat the source",
         }
+        head = f"{WORDS[kind]}: the mapped cache {said[overall]} {where}"
         scores = (percent(pooled["conditions"][name]["accuracy"]) for name in ("mapped", "source"))
         sentence = (
-            f"{heads[overall]}: {' against '.join(scores)} of {test['n']} questions "
+            f"{head}, with {' against '.join(scores)} of {test['n']} questions "
             f"({points(test['accuracy_difference'])}, 95 % interval {interval(test['accuracy_ci'])}, "
             f"{_test_name(test)} {p_text(test['accuracy_p'])})"
         )
         if len(single) > 1:
             sentence += f"; by benchmark, corrected for their number (Holm): {_listed(by_task)}"
-        kinds: dict[Outcome, Literal["beats", "none", "worse"]] = {"better": "beats", "worse": "worse", "none": "none"}
-        mixed = {"better", "worse"} <= {overall, *by_task.values()}
-        return Verdict("mixed" if mixed else kinds[overall], heads[overall], f"{sentence}.")
+        return Verdict(kind, head, f"{sentence}.")
 
     @classmethod
     def sections(cls, data: Data) -> list[str]:

@@ -9,12 +9,9 @@ from typing import Any, ClassVar
 from kvxfer.errors import KvxferError
 from kvxfer.evals.kinds import KINDS
 from kvxfer.evals.statistics import summarise
-from kvxfer.evals.verdict import Verdict, accuracy_outcome, ancestry_sentence, nats_outcome, verdict
+from kvxfer.evals.verdict import WORDS, Verdict, accuracy_outcome, ancestry_sentence, nats_outcome, verdict
 
 Json = Mapping[str, Any]
-
-WORDS = {"beats": "Worth it", "none": "No benefit", "worse": "Harmful", "mixed": "Mixed"}
-"""The verdict on a map in a word, against the source."""
 
 OUTCOMES = {"beats": "better", "none": "no benefit", "worse": "worse", "mixed": "mixed"}
 """What one evaluation comes to, against the source."""

@@ -10,7 +10,6 @@ from kvxfer.evals.tables import (
     NOTHING,
     interval,
     number,
-    p_text,
     p_value,
     percent,
     perplexity,
@@ -18,8 +17,8 @@ from kvxfer.evals.tables import (
     quantity,
     setting,
 )
-from kvxfer.evals.verdict import ancestry_sentence, verdict
-from kvxfer.evals.wording import DESIGNS, GLOSSARY, INTRODUCTION, condition_name
+from kvxfer.evals.verdict import ancestry_sentence, fit_warning, verdict
+from kvxfer.evals.wording import GLOSSARY, INTRODUCTION, condition_name
 
 Results = Mapping[str, Any]
 PER_DESIGN = ("mapped", "mapped_all", "wrong_donor", "random_map")
@@ -62,9 +61,9 @@ def lead(results: Results) -> list[str]:
 
 
 def warnings(results: Results) -> list[str]:
-    """Of a pruned pair what it must show first."""
-    said = ancestry_sentence(results)
-    return [] if said is None else [f"**{said}**", ""]
+    """That the map does less than its fit said; of a pruned pair what it must show first."""
+    said = [each for each in (fit_warning(results), ancestry_sentence(results)) if each is not None]
+    return [line for each in said for line in (f"**{each}**", "")]
 
 
 def figure_paths(results: Results) -> dict[str, str]:
@@ -85,7 +84,7 @@ def body(results: Results) -> list[str]:
 def findings(results: Results) -> list[str]:
     """What was measured, without the map's cost and where it comes from."""
     lines = _context(results)
-    lines += ["## Headline", "", *_conditions_table(results["conditions"])]
+    lines += ["## Headline", "", *conditions_table(results["conditions"])]
     paths = figure_paths(results)
     lines += [f"![Every condition with its 95 % interval]({paths['conditions']})", ""]
     lines += ["## Tests", "", "First minus second, on the same items.", "", *_tests_table(results["tests"])]
@@ -138,11 +137,12 @@ def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _conditions_table(conditions: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    return table(("Condition", *MEASURES), [(condition_name(name), *_numbers(row)) for name, row in conditions.items()])
+def conditions_table(conditions: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The headline table: one row per condition."""
+    return table(("Condition", *MEASURES), [(condition_name(name), *numbers(row)) for name, row in conditions.items()])
 
 
-def _numbers(row: Mapping[str, Any]) -> tuple[str, ...]:
+def numbers(row: Mapping[str, Any]) -> tuple[str, ...]:
     """One condition's cells, in the order of the headline table."""
     ratios = ("retention", "retention_floor_normalised", "gap_recovered", "gap_recovered_nats")
     return (
@@ -184,7 +184,7 @@ def _extra_table(name: str, extra: Mapping[str, Any]) -> list[str]:
     notes = {"story_only": "The cache holds the story alone; the target reads the question itself."}
     lines = [f"## {titles.get(name) or _capital(name.replace('_', ' '))}", ""]
     lines += [notes[name], ""] if name in notes else []
-    lines += _conditions_table(extra["conditions"])
+    lines += conditions_table(extra["conditions"])
     return lines + (_tests_table(extra["tests"]) if extra.get("tests") else [])
 
 
@@ -205,6 +205,10 @@ def _gates(results: Results) -> list[str]:
         for gate in results["gates"]
     ]
     lines = ["## Gates", "", "Checks that must hold before anything is recorded.", ""]
+    if check := results.get("fit_check"):
+        lines[2] += " The last one is of the map, and warns."
+        passed = "passed" if check["passed"] else "**failed**"
+        rows.append(("fit: largest drop in R²", number(check["worst"]["drop"]), setting(check["tolerated"]), passed))
     return lines + table(("Gate", "Value", "Tolerance", "Result"), rows)
 
 
@@ -262,50 +266,3 @@ def provenance(results: Results) -> list[str]:
     rows += [(name, _short(item)) for name, item in others[:PROVENANCE_ROWS]]
     end = ["The whole configuration and every single item's scores are in `results.json`.", ""]
     return ["## Provenance", "", *table(("What", "Value"), rows, right=False), *end]
-
-
-def design_rows(designs: Mapping[str, Results]) -> tuple[dict[str, Mapping[str, Any]], dict[str, str]]:
-    """Conditions and their names for one figure of all designs: the shared ones, then each design's mapped cache."""
-    first = next(iter(designs.values()))["conditions"]
-    rows: dict[str, Mapping[str, Any]] = {c: first[c] for c in ("ceiling", "source") if c in first}
-    rows |= {f"mapped {name}": results["conditions"]["mapped"] for name, results in designs.items()}
-    rows |= {c: first[c] for c in ("floor", "raw_copy", "no_context") if c in first}
-    return rows, {f"mapped {name}": f"Mapped cache, design “{name}”" for name in designs}
-
-
-def comparison_lead(designs: Mapping[str, Results], best: str) -> list[str]:
-    """The verdict on the best design, and what is left of it after so many tries."""
-    chosen = designs[best]
-    said = verdict(chosen["conditions"], chosen["tests"], subject=f"The best of {len(designs)} designs, {best},")
-    return [f"**{said.sentence}**", "", *_strict(chosen, len(designs))]
-
-
-def comparison(designs: Mapping[str, Results], best: str) -> list[str]:
-    """The shared baselines once, one row per design, then the best one in full."""
-    chosen = designs[best]
-    lines = ["## The designs", "", "What a target layer's keys and values are computed from:", ""]
-    lines += [f"- `{name}`: {DESIGNS.get(name, 'see its configuration')}" for name in designs]
-    header = ("Design", *MEASURES, "vs source", "p (McNemar)", "p (paired t)", "Map", "Prefill share")
-    rows = []
-    for name, results in designs.items():
-        test, fitted = results["tests"]["mapped_vs_source"], results["map"] or {}
-        cost = (quantity(fitted.get("parameters")), percent(fitted.get("share_of_prefill_flops")))
-        tests = (points(test["accuracy_difference"]), p_value(test["accuracy_p"]), p_value(test["nll_p"]))
-        label = f"**{name}** (best)" if name == best else name
-        rows.append((label, *_numbers(results["conditions"]["mapped"]), *tests, *cost))
-    lines += ["", *table(header, rows)]
-    lines += ["Map: its parameters. Prefill share: its FLOPs per token in percent of the target's prefill.", ""]
-    shared = {name: row for name, row in chosen["conditions"].items() if name not in PER_DESIGN}
-    lines += ["What all designs are measured against:", "", *_conditions_table(shared)]
-    lines += [f"![All designs with 95 % intervals]({figure_paths({'designs': designs})['designs']})", ""]
-    return [*lines, "---", "", f"The rest is about the best design, `{best}`.", "", *lead(chosen), *body(chosen)]
-
-
-def _strict(chosen: Results, count: int) -> list[str]:
-    """The best of several was picked on the items it is tested on; Bonferroni's p says what is left of it."""
-    test = chosen["tests"]["mapped_vs_source"]
-    keys = {"accuracy_p": "McNemar", "nll_p": "paired t"}
-    said = [f"{name} {p_text(min(1.0, count * test[key]))}" for key, name in keys.items() if test.get(key) is not None]
-    if count < 2 or not said:
-        return []
-    return [f"It was picked on these same items; corrected for {count} tries (Bonferroni): {', '.join(said)}.", ""]

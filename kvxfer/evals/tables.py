@@ -52,6 +52,8 @@ RESULTS_SCHEMA: dict[str, str] = {
     "tables.*.conditions": "as conditions, of those conditions that the table has",
     "tables.*.tests": "as tests",
     "gates": "[{name, value, tolerance, passed}]",
+    "fit_check": "R² on this text against what the fit reported: outputs [{layer, kind, r2, recorded, drop}], worst "
+    "(one of them), below (those that drop by more than tolerated), tolerated, tokens, passed; null without a record",
     "selection": "r2_keys, r2_values [target layers][source layers], chosen_keys, chosen_values [target layers][k]",
     "chance": "accuracy of guessing, 0 to 1",
     "items": "per-item scores: id, document, kind, chance, correct, nats (sum over tokens), tokens, generated",

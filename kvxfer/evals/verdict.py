@@ -12,11 +12,17 @@ LEVEL = 0.05
 Outcome = Literal["better", "worse", "none"]
 
 
+Kind = Literal["beats", "none", "worse", "mixed"]
+
+WORDS: dict[str, str] = {"beats": "Worth it", "none": "No benefit", "worse": "Harmful", "mixed": "Mixed"}
+"""What each kind of verdict begins with."""
+
+
 @dataclass(frozen=True)
 class Verdict:
     """``kind`` is beats, none, worse or mixed; ``sentence`` says it with its numbers, ``head`` without."""
 
-    kind: Literal["beats", "none", "worse", "mixed"]
+    kind: Kind
     head: str
     sentence: str
 
@@ -43,25 +49,31 @@ def nats_outcome(test: Mapping[str, Any]) -> Outcome | None:
     return outcome(test["nll_p"], test["nll_difference"], test["nll_ci"], higher_is_better=False)
 
 
+def _kind(accuracy: Outcome | None, nats: Outcome | None) -> Kind:
+    """Accuracy decides where there is one, unless nats say the opposite."""
+    kinds: dict[Outcome | None, Kind] = {"better": "beats", "worse": "worse"}
+    return "mixed" if {accuracy, nats} == {"better", "worse"} else kinds.get(accuracy or nats, "none")
+
+
 def _head(subject: str, accuracy: Outcome | None, nats: Outcome | None) -> str:
-    alone = {
-        "better": f"{subject} beats the source",
-        "worse": f"{subject} is worse than the source",
-        "none": f"No benefit of {subject[0].lower()}{subject[1:]} over the source is shown",
-    }
-    first = accuracy or nats
-    if first is None:
+    if accuracy is None and nats is None:
         return f"{subject} was not compared with the source"
-    if accuracy is None or nats is None or accuracy == nats:
-        return alone[first]
-    if "none" not in (accuracy, nats):
-        return f"Mixed: {subject[0].lower()}{subject[1:]} is {accuracy} than the source in accuracy and {nats} in nats"
+    kind = _kind(accuracy, nats)
+    said = {
+        "beats": "beats the source",
+        "none": "is not shown to beat the source",
+        "worse": "is worse than the source",
+        "mixed": f"is {accuracy} than the source in accuracy and {nats} in nats",
+    }
+    head = f"{WORDS[kind]}: {subject[0].lower()}{subject[1:]} {said[kind]}"
+    if accuracy is None or nats is None or accuracy == nats or kind == "mixed":
+        return head
     second = {
-        "better": "it is better in nats",
-        "worse": "it is worse in nats",
+        "better": "in nats it is better",
+        "worse": "in nats it is worse",
         "none": "in nats no difference is shown",
     }
-    return f"{alone[accuracy]} in accuracy; {second[nats]}"
+    return f"{head} in accuracy ({second[nats]})"
 
 
 def verdict(
@@ -87,10 +99,7 @@ def verdict(
             f"{number(a)} against {number(b)} nats per token ({number(test['nll_difference'], sign=True)}, "
             f"95 % interval {interval(test['nll_ci'], 'number')}, paired t {p_text(test['nll_p'])}; lower is better)"
         )
-    known = {accuracy, nats} - {None, "none"}
-    kinds: dict[Outcome | None, Literal["beats", "none", "worse"]] = {"better": "beats", "worse": "worse"}
-    kind = "mixed" if len(known) == 2 else kinds.get(accuracy or nats, "none")
-    return Verdict(kind, head, f"{head}: {'; '.join(parts)}." if parts else f"{head}.")
+    return Verdict(_kind(accuracy, nats), head, f"{head}, with {'; '.join(parts)}." if parts else f"{head}.")
 
 
 def ancestry_sentence(results: Mapping[str, Any]) -> str | None:
@@ -117,4 +126,23 @@ def ancestry_sentence(results: Mapping[str, Any]) -> str | None:
         f"The source is the target without layers {dropped}; {ancestry['identical']} of {count} target layers have "
         "identical caches in both, by construction. No claim stands on this pair unless the mapped cache beats a copy "
         f"of each layer's ancestor: {said} ({'; '.join(parts)})."
+    )
+
+
+def fit_warning(results: Mapping[str, Any]) -> str | None:
+    """That a map does less on this text than where it was fitted; None when it does not, or nothing is known.
+
+    It is made from the evaluation's ``fit_check`` (``kvxfer.evals.fit_check``).
+    """
+    check = results.get("fit_check")
+    if not check or check["passed"]:
+        return None
+    worst, below, outputs = check["worst"], len(check["below"]), len(check["outputs"])
+    here = "no finite R²" if worst["r2"] is None else f"R² {number(worst['r2'], 2)}"
+    others = (
+        "" if below == 1 else f" ({below} of {outputs} target layers and kinds lose more than {check['tolerated']:g})"
+    )
+    return (
+        f"On this text layer {worst['layer']}'s {worst['kind']} have {here}; where the map was fitted it was "
+        f"{number(worst['recorded'], 2)}{others}: the map is damaged, or this text is far from its calibration."
     )

@@ -11,12 +11,12 @@ import numpy as np
 
 from kvxfer.evals import markdown
 from kvxfer.evals.figures import conditions_figure
-from kvxfer.evals.full import WORDS, heading
+from kvxfer.evals.full import heading
 from kvxfer.evals.intervals import mcnemar_exact, paired_difference
 from kvxfer.evals.kinds import KINDS
 from kvxfer.evals.pages import write_pages
 from kvxfer.evals.tables import interval, number, p_value, percent, points
-from kvxfer.evals.verdict import Verdict, verdict
+from kvxfer.evals.verdict import WORDS, Verdict, verdict
 from kvxfer.reports.comparing import holm
 from kvxfer.reports.evaluations import Evaluated, groups, item_sets
 

@@ -7,17 +7,21 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from kvxfer.ancestry import find_ancestry
 from kvxfer.apply import Mapper
+from kvxfer.corpus import load_rows
 from kvxfer.evals.conditions import MAPPED, Prepared, mapped_conditions
 from kvxfer.evals.evaluation import Records, evaluate_items
+from kvxfer.evals.fit_check import FEWEST_TOKENS, check_fit
 from kvxfer.evals.full import FullSpec
 from kvxfer.evals.items import Batch, EvalSpec
 from kvxfer.evals.pages import RESULTS, written
 from kvxfer.evals.statistics import summarise
 from kvxfer.evals.tables import number, percent
+from kvxfer.evals.verdict import fit_warning
 from kvxfer.loggers import RunLogger, open_loggers
 from kvxfer.maps import CacheMap
 from kvxfer.pairs import Load, Pair, load_pair
@@ -25,7 +29,7 @@ from kvxfer.plan import Plan
 from kvxfer.progress import progress
 from kvxfer.report import terminal_table, write_results
 from kvxfer.runs import Run, environment, open_run, read_json
-from kvxfer.stages.baseline import Baselines, ask, find_baselines
+from kvxfer.stages.baseline import Asked, Baselines, ask, find_baselines
 from kvxfer.stages.describing import columns as about_run
 from kvxfer.stages.describing import describe_map, evaluated_corpus
 from kvxfer.stages.finding import find_map
@@ -36,6 +40,9 @@ from kvxfer.stages.settings import EvaluateSettings, label
 from kvxfer.stages.train import SELECTION
 
 log = logging.getLogger("kvxfer")
+
+CHECKED_TOKENS = 2048
+"""Of the prompts, so many tokens tell R² to far less than what the check of the fit tolerates."""
 
 
 def evaluate(settings: EvaluateSettings, show: bool = True, load: Load = load_pair) -> list[Path]:
@@ -79,6 +86,8 @@ def evaluate(settings: EvaluateSettings, show: bool = True, load: Load = load_pa
         Console().print(terminal_table(results))
     else:
         log.info("%s: %s", results["title"], _line(results["conditions"]["mapped"]))
+        if (warning := fit_warning(results)) is not None:
+            log.warning("%s: %s", results["title"], warning)
     return written(run.path)
 
 
@@ -108,7 +117,29 @@ def _evaluate(settings: EvaluateSettings, run: Run, cache_map: CacheMap, directo
         if baselines.second is not None:
             second = score(asked.question(settings.plan), baselines.second)
             tables["story_only"] = summarise(list(second.values()))
-    return _results(settings, run, cache_map, directory, pair, asked.prompt, records, baselines, tables)
+    check = _check_fit(settings, pair, mapper, cache_map, directory, asked)
+    return _results(settings, run, cache_map, directory, pair, asked.prompt, records, baselines, tables, check)
+
+
+def _check_fit(
+    settings: EvaluateSettings, pair: Pair, mapper: Mapper, cache_map: CacheMap, directory: Path, asked: Asked
+) -> dict[str, Any] | None:
+    """Whether the map does on some of the evaluation's text, each row about another document, what its fit reported.
+
+    None where the fit recorded nothing, and where all rows together are too short to tell.
+    """
+    length, plan = asked.prompt, settings.plan
+    first, stop = plan.mapped_span(length)
+    count = max(1, CHECKED_TOKENS // length)
+    if settings.corpus.kind == "toy":
+        # Stories alone, which its questions follow, are another text than the rows that a map is fitted on.
+        ids = load_rows(settings.corpus, pair.tokenizer, "evaluation", count, length).tokens
+    else:
+        prompts = {item.document: item.prompt for batch in asked.batches for item in batch.items}
+        ids = torch.tensor([prompt for prompt in prompts.values() if len(prompt) == length][:count])
+    if len(ids) * (stop - first) < FEWEST_TOKENS:
+        return None
+    return check_fit(pair, mapper, cache_map, directory, plan, ids)
 
 
 def _results(
@@ -121,6 +152,7 @@ def _results(
     records: Records,
     baselines: Baselines,
     tables: dict[str, Any],
+    check: dict[str, Any] | None,
 ) -> dict[str, Any]:
     m = cache_map.manifest
     ancestry = find_ancestry(pair)
@@ -134,6 +166,7 @@ def _results(
         "tables": tables,
         "ancestry": None if ancestry is None else ancestry.to_dict(),
         "gates": baselines.gates,
+        "fit_check": check,
         "selection": read_json(directory / SELECTION) if (directory / SELECTION).is_file() else None,
         "items": list(records.values()),
         "provenance": {
@@ -154,8 +187,8 @@ def _results(
 
 def _evidence(results: dict[str, Any]) -> dict[str, Any]:
     """What is kept beside the map: everything but the single items."""
-    keys = ("run_id", "title", "conditions", "tests", "by_kind", "tables", "ancestry", "gates", "chance", "provenance")
-    return {key: results[key] for key in keys}
+    keys = ["run_id", "title", "conditions", "tests", "by_kind", "tables", "ancestry", "gates", "fit_check", "chance"]
+    return {key: results[key] for key in [*keys, "provenance"]}
 
 
 def _log(out: RunLogger, results: dict[str, Any], work: Path) -> None:

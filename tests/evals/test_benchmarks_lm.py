@@ -238,7 +238,7 @@ def test_the_verdict_says_what_the_tests_do():
     assert "better on task0, worse on task1, no difference shown on task2" in mixed.sentence
     alone = told(better)
     assert alone.kind == "beats"
-    assert "on task0: " in alone.sentence
+    assert "on task0, with " in alone.sentence
     assert "exact McNemar p < 0.001" in alone.sentence
 
 

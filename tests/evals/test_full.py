@@ -11,11 +11,12 @@ import pytest
 
 import kvxfer.stages.evaluate as stage
 from kvxfer.errors import KvxferError, NotApplicable
-from kvxfer.evals.full import WORDS, FullSpec, overall, without_items
+from kvxfer.evals.full import FullSpec, overall, without_items
 from kvxfer.evals.full_report import render
 from kvxfer.evals.items import EvalSpec
 from kvxfer.evals.perplexity import Perplexity
 from kvxfer.evals.results import validate
+from kvxfer.evals.verdict import WORDS
 from kvxfer.pairs import load_pair
 from kvxfer.reports.evaluations import find
 from kvxfer.sweeps.measures import numbers

@@ -22,10 +22,16 @@ def make_test(difference: float, p: float, half: float = 0.01, nats: tuple[float
 @pytest.mark.parametrize(
     ("difference", "p", "half", "kind", "words"),
     [
-        (0.08, 1e-9, 0.01, "beats", "The mapped cache beats the source: accuracy 78.0 % against 70.0 % (+8.0 pp"),
-        (0.01, 0.4, 0.03, "none", "No benefit of the mapped cache over the source is shown"),
-        (-0.01, 0.4, 0.03, "none", "No benefit of the mapped cache over the source is shown"),
-        (-0.08, 1e-9, 0.01, "worse", "The mapped cache is worse than the source: accuracy 62.0 %"),
+        (
+            0.08,
+            1e-9,
+            0.01,
+            "beats",
+            "Worth it: the mapped cache beats the source, with accuracy 78.0 % against 70.0 % (+8.0 pp",
+        ),
+        (0.01, 0.4, 0.03, "none", "No benefit: the mapped cache is not shown to beat the source, with accuracy"),
+        (-0.01, 0.4, 0.03, "none", "No benefit: the mapped cache is not shown to beat the source, with accuracy"),
+        (-0.08, 1e-9, 0.01, "worse", "Harmful: the mapped cache is worse than the source, with accuracy 62.0 %"),
         # The items say yes, whole documents do not: McNemar alone is not enough.
         (0.04, 0.01, 0.05, "none", "No benefit"),
     ],
@@ -40,10 +46,10 @@ def test_verdict_in_accuracy(difference, p, half, kind, words):
 @pytest.mark.parametrize(
     ("difference", "p", "nats", "kind", "words"),
     [
-        (0.08, 1e-9, (-0.1, 1e-9), "beats", "beats the source: accuracy"),
-        (0.08, 1e-9, (-0.0001, 0.7), "beats", "beats the source in accuracy; in nats no difference is shown"),
-        (0.001, 0.9, (-0.1, 1e-9), "none", "is shown in accuracy; it is better in nats"),
-        (0.001, 0.9, (0.1, 1e-9), "none", "is shown in accuracy; it is worse in nats"),
+        (0.08, 1e-9, (-0.1, 1e-9), "beats", "beats the source, with accuracy"),
+        (0.08, 1e-9, (-0.0001, 0.7), "beats", "beats the source in accuracy (in nats no difference is shown), with"),
+        (0.001, 0.9, (-0.1, 1e-9), "none", "is not shown to beat the source in accuracy (in nats it is better)"),
+        (0.001, 0.9, (0.1, 1e-9), "none", "is not shown to beat the source in accuracy (in nats it is worse)"),
         (
             0.08,
             1e-9,
@@ -59,3 +65,21 @@ def test_verdict_in_accuracy_and_nats(difference, p, nats, kind, words):
     assert said.kind == kind
     assert words in said.sentence
     assert "nats per token" in said.sentence
+
+
+@pytest.mark.parametrize(
+    ("difference", "said"),
+    [
+        (0.08, "Worth it: after 1024 tokens the mapped cache beats the source, with accuracy"),
+        (0.001, "No benefit: after 1024 tokens the mapped cache is not shown to beat the source, with accuracy"),
+        (-0.08, "Harmful: after 1024 tokens the mapped cache is worse than the source, with accuracy"),
+    ],
+)
+def test_another_subject_is_grammatical(difference, said):
+    sentence = verdict(**make_test(difference, 1e-9), subject="After 1024 tokens the mapped cache").sentence
+    assert sentence.startswith(said)
+
+
+def test_nothing_compared_is_no_verdict():
+    said = verdict({}, {})
+    assert (said.kind, said.sentence) == ("none", "The mapped cache was not compared with the source.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Iterator
@@ -20,14 +21,30 @@ from kvxfer.penalties import LAM_GRID
 from kvxfer.solvers import SOLVERS, Fit, Splits
 from kvxfer.solvers.engine import EDGE_GAIN
 from tests.samples import Samples, make_samples, make_splits, reference_metric_r2, reference_r2, relative_error
-from tests.solver_matrix import SOLVER_MATRIX, Case
+from tests.solver_matrix import SOLVER_MATRIX, Case, pairwise
 
 EVERY_SOLVER = pytest.mark.parametrize("case", SOLVER_MATRIX.values(), ids=SOLVER_MATRIX.keys())
 EVERY_PAIR = [(case, DESIGNS[name]) for case in SOLVER_MATRIX.values() for name in case.designs]
 PAIR_NAMES = [f"{case}-{name}" for case, each in SOLVER_MATRIX.items() for name in each.designs]
 EVERY_SOLVER_AND_DESIGN = pytest.mark.parametrize(("case", "features"), EVERY_PAIR, ids=PAIR_NAMES)
+DEGENERATE = (
+    "duplicate columns",
+    "equal layers",
+    "a constant column",
+    "all columns constant",
+    "fewer tokens than features",
+)
+
+
 EVERY_DESIGN = pytest.mark.parametrize("features", DESIGNS.values(), ids=lambda f: f.name)
 WIDTH, HEADS, TOKENS = 6, 2, 1200
+
+
+@functools.cache
+def known(features: Features, **options: Any) -> tuple[Samples, Splits]:
+    """Samples of a design and their splits, made once for all solvers: none may change what it is given."""
+    samples = make_samples(features, **options)
+    return samples, make_splits(samples)
 
 
 def fit_of(case: Case, splits: Splits, features: Features, lam: Any = 1e-3, k: int = 2, mode: str = "shared") -> Fit:
@@ -57,7 +74,7 @@ def test_every_solver_is_in_the_matrix() -> None:
 @EVERY_SOLVER_AND_DESIGN
 @pytest.mark.parametrize("mode", ["shared", "separate"])
 def test_a_map_is_complete(case: Case, features: Features, mode: str) -> None:
-    splits = make_splits(make_samples(features))
+    _, splits = known(features)
     fit = fit_of(case, splits, features, mode=mode)
     assert list(fit.layers) == [(layer, kind) for kind in KINDS for layer in range(2)]
     assert [(d["layer"], d["kind"]) for d in fit.diagnostics] == list(fit.layers)
@@ -74,15 +91,12 @@ def test_a_map_is_complete(case: Case, features: Features, mode: str) -> None:
             assert chosen == fit.selection.chosen[output[0], "keys"]
 
 
-@EVERY_SOLVER_AND_DESIGN
-@pytest.mark.parametrize("mean", [0.0, 1000.0])
-@pytest.mark.parametrize("lam", [0.0, 1e-9, 1e-2, 10.0])
-def test_equals_its_reference_on_the_raw_rows(case: Case, features: Features, mean: float, lam: float) -> None:
+@pytest.mark.parametrize(("case", "features", "lam", "mean"), pairwise((0.0, 1e-9, 1e-2, 10.0), (1000.0, 0.0)))
+def test_equals_its_reference_on_the_raw_rows(case: Case, features: Features, lam: float, mean: float) -> None:
     """To 1e-6 as stored, where a column's mean is 1000 times its deviation too."""
     if case.reference is None:
         pytest.skip("this solver has no plain answer")
-    samples = make_samples(features, tokens=TOKENS, mean=mean)
-    splits = make_splits(samples)
+    samples, splits = known(features, tokens=TOKENS, mean=mean)
     fit = fit_of(case, splits, features, lam)
     assert splits.metrics is not None
     for output, layer, x, y in raw(samples.part(0, TOKENS // 2), fit):
@@ -93,8 +107,7 @@ def test_equals_its_reference_on_the_raw_rows(case: Case, features: Features, me
 
 @EVERY_SOLVER_AND_DESIGN
 def test_diagnostics_are_those_of_the_raw_rows(case: Case, features: Features) -> None:
-    samples = make_samples(features, tokens=TOKENS, mean=3.0)
-    splits = make_splits(samples)
+    samples, splits = known(features, tokens=TOKENS, mean=3.0)
     fit = fit_of(case, splits, features)
     assert splits.metrics is not None
     bounds = {"fit": (0, 600), "validation": (600, 900), "held_out": (900, None)}
@@ -111,8 +124,7 @@ def test_diagnostics_are_those_of_the_raw_rows(case: Case, features: Features) -
 @EVERY_SOLVER
 def test_fits_are_deterministic_and_do_not_depend_on_how_rows_were_shared(case: Case) -> None:
     features = DESIGNS["previous"]
-    samples = make_samples(features, mean=10.0)
-    splits = make_splits(samples)
+    samples, splits = known(features, mean=10.0)
     shares = [samples.part(start, stop).moments() for start, stop in ((0, 1), (1, 90), (90, 200))]
     merged = replace(splits, fit=shares[0].merge(shares[1]).merge(shares[2]))
     first, again, shared = (fit_of(case, s, features) for s in (splits, splits, merged))
@@ -122,7 +134,8 @@ def test_fits_are_deterministic_and_do_not_depend_on_how_rows_were_shared(case: 
         assert relative_error(shared.layers[output].dense(), layer.dense().double()) < 1e-6
 
 
-def degenerate(name: str, features: Features) -> Samples:
+@functools.cache
+def degenerate(name: str, features: Features) -> Splits:
     """Features that determine no unique map."""
     samples = make_samples(features, tokens=12 if name == "fewer tokens than features" else 400)
     samples = replace(samples, x=samples.x.clone())
@@ -138,19 +151,14 @@ def degenerate(name: str, features: Features) -> Samples:
             columns[:, 4] = 3.1
     if name == "all columns constant":
         samples.x[:] = 0.7
-    return samples
+    return make_splits(samples)
 
 
-@EVERY_SOLVER_AND_DESIGN
-@pytest.mark.parametrize("lam", [0.0, 1e-3, "auto"])
-@pytest.mark.parametrize(
-    "name",
-    ["duplicate columns", "equal layers", "a constant column", "all columns constant", "fewer tokens than features"],
-)
+@pytest.mark.parametrize(("case", "features", "name", "lam"), pairwise(DEGENERATE, (0.0, 1e-3, 0.0, "auto")))
 def test_singular_moments_give_finite_maps_and_a_report(
-    case: Case, features: Features, lam: float | str, name: str
+    case: Case, features: Features, name: str, lam: float | str
 ) -> None:
-    fit = fit_of(case, make_splits(degenerate(name, features)), features, lam)
+    fit = fit_of(case, degenerate(name, features), features, lam)
     raised = [record["raised"] for record in fit.diagnostics]
     assert all(raised) if lam == 0.0 and case.raises else not any(raised)
     for record in fit.diagnostics:
@@ -170,15 +178,15 @@ def test_moments_that_are_not_finite_are_refused(case: Case, place: str) -> None
 @EVERY_SOLVER
 @pytest.mark.parametrize("k", [4, 99])
 def test_more_layers_than_there_are_is_refused(case: Case, k: int) -> None:
-    splits = make_splits(make_samples(DESIGNS["same"]))
+    _, splits = known(DESIGNS["same"])
     with pytest.raises(KvxferError, match=rf"solver\.k={k} "):
         case.build(DESIGNS["same"], 1e-3, k, "shared").fit(splits, lambda: None)
 
 
 @EVERY_SOLVER
 def test_a_leaner_design_fits_from_richer_moments(case: Case) -> None:
-    samples = make_samples(DESIGNS["previous"], tokens=TOKENS)
-    lean, rich = DESIGNS["same"], make_splits(samples)
+    samples, rich = known(DESIGNS["previous"], tokens=TOKENS)
+    lean = DESIGNS["same"]
     for output, layer, x, y in raw(samples.part(0, TOKENS // 2), fit_of(case, rich, lean)):
         assert {block.kind for block in layer.blocks} == {output[1]}
         if case.reference is not None and rich.metrics is not None:
@@ -188,44 +196,48 @@ def test_a_leaner_design_fits_from_richer_moments(case: Case) -> None:
 
 @EVERY_SOLVER
 def test_a_richer_design_than_the_moments_is_refused(case: Case) -> None:
-    splits = make_splits(make_samples(DESIGNS["same"]))
+    _, splits = known(DESIGNS["same"])
     for name in ("both", "previous"):
         with pytest.raises(KvxferError, match=r"calibration\.features"):
             case.build(DESIGNS[name], 1e-3, 1, "shared").fit(splits, lambda: None)
 
 
-def noisy(tokens: int) -> Samples:
+@functools.cache
+def noisy(tokens: int) -> Splits:
     """Outputs that features say nothing about, so that any weight is overfitting."""
     samples = make_samples(DESIGNS["both"], tokens=tokens)
-    return replace(samples, y=torch.randn(samples.y.shape, generator=torch.Generator().manual_seed(3)))
+    noise = torch.randn(samples.y.shape, generator=torch.Generator().manual_seed(3))
+    return make_splits(replace(samples, y=noise))
 
 
 @EVERY_SOLVER
-def test_auto_lam_is_the_best_on_the_validation_split(case: Case) -> None:
+@pytest.mark.parametrize("large", [True, False])
+def test_auto_lam_is_the_best_on_the_validation_split(case: Case, large: bool) -> None:
     """Noise wants the largest λ, which the fit split alone would never choose; clean data want a small one."""
     if not case.automatic:
         pytest.skip("λ is chosen before something else changes the map")
     features = DESIGNS["both"]
     # what is clean for a solver is what it can express
-    noise, clean = noisy(200), make_samples(features, tokens=TOKENS, noise=1e-3, local=case.solver == "head_local")
-    for samples, large in ((noise, True), (clean, False)):
-        splits = make_splits(samples)
-        fit = fit_of(case, splits, features, "auto", k=3)
-        fixed = {lam: fit_of(case, splits, features, lam, k=3).diagnostics for lam in LAM_GRID}
-        for n, record in enumerate(fit.diagnostics):
-            points = fit.curves["penalty"][f"{record['kind']}.{record['layer']}"]
-            curve = [(lam, score) for lam, alpha, score in points if alpha == case.alpha]
-            assert [lam for lam, _ in curve] == list(LAM_GRID)
-            for lam, score in curve:
-                assert score == pytest.approx(fixed[lam][n]["r2_validation"], rel=1e-9)
-            assert record["lam"] == max(curve, key=lambda point: point[1])[0]
-            # What is reported is R² of the map that is stored, whatever way the path was scored.
-            assert record["r2_validation"] == fixed[record["lam"]][n]["r2_validation"]
-            assert (record["lam"] == LAM_GRID[-1]) if large else (record["lam"] < 1e-2)
-            gain = curve[-1][1] - curve[-2][1] if large else curve[0][1] - curve[1][1]
-            assert record["at_grid_edge"] == (record["lam"] in (LAM_GRID[0], LAM_GRID[-1]) and gain > EDGE_GAIN)
-            in_sample = [fixed[lam][n]["r2_fit"] for lam in LAM_GRID]
-            assert in_sample == sorted(in_sample, reverse=True)
+    clean = {"tokens": 400, "noise": 1e-3, "local": case.solver == "head_local"}
+    splits = noisy(200) if large else known(features, **clean)[1]
+    fit = fit_of(case, splits, features, "auto", k=3)
+    # The ends of the path, its middle, and what was chosen of it.
+    tried = {*LAM_GRID[:2], LAM_GRID[5], *LAM_GRID[-2:], *(record["lam"] for record in fit.diagnostics)}
+    fixed = {lam: fit_of(case, splits, features, lam, k=3).diagnostics for lam in sorted(tried)}
+    for n, record in enumerate(fit.diagnostics):
+        points = fit.curves["penalty"][f"{record['kind']}.{record['layer']}"]
+        curve = [(lam, score) for lam, alpha, score in points if alpha == case.alpha]
+        assert [lam for lam, _ in curve] == list(LAM_GRID)
+        for lam, score in curve:
+            assert lam not in fixed or score == pytest.approx(fixed[lam][n]["r2_validation"], rel=1e-9)
+        assert record["lam"] == max(curve, key=lambda point: point[1])[0]
+        # What is reported is R² of the map that is stored, whatever way the path was scored.
+        assert record["r2_validation"] == fixed[record["lam"]][n]["r2_validation"]
+        assert (record["lam"] == LAM_GRID[-1]) if large else (record["lam"] < 1e-2)
+        gain = curve[-1][1] - curve[-2][1] if large else curve[0][1] - curve[1][1]
+        assert record["at_grid_edge"] == (record["lam"] in (LAM_GRID[0], LAM_GRID[-1]) and gain > EDGE_GAIN)
+        in_sample = [rows[n]["r2_fit"] for rows in fixed.values()]
+        assert in_sample == sorted(in_sample, reverse=True)
 
 
 @EVERY_SOLVER

@@ -1,0 +1,211 @@
+"""A map that is broken on purpose is caught: by the verdict, by the check of its fit, or by an error.
+
+The embedded models have real weights, and the map beats the source before it is broken: otherwise nothing that is done
+to it could be seen.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from kvxfer import toy
+from kvxfer.apply import Mapper
+from kvxfer.errors import KvxferError
+from kvxfer.evals.verdict import fit_warning, verdict
+from kvxfer.hf import LoadedModel
+from kvxfer.maps import TENSORS, CacheMap
+from kvxfer.moments import Output
+from kvxfer.pairs import Pair, load_pair
+from kvxfer.report import render_report
+from kvxfer.runs import Run
+from kvxfer.solvers import LinearLayer
+from kvxfer.stages import evaluate as stage
+from tests.small_runs import run, settings_of
+
+FIT = ["corpus.rows={fit: 64, validation: 16, held_out: 16}", "penalty.lam=1e-3"]
+ASKED = ["eval=mapped", "eval.stories=20", "eval.questions=3", "eval.batch_size=30"]
+Layers = dict[Output, LinearLayer]
+
+
+@dataclass(frozen=True)
+class Scene:
+    """The pair, a good map of it, and where both are."""
+
+    outputs: Path
+    directory: Path
+    pair: Pair
+    cache_map: CacheMap
+    settings: Any
+
+    def results(
+        self, monkeypatch: pytest.MonkeyPatch, pair: Pair | None = None, layers: Layers | None = None
+    ) -> dict[str, Any]:
+        """What the evaluation says where the pair or the layers in memory are others than it believes."""
+        monkeypatch.setattr(stage, "load_pair", lambda spec: pair or self.pair)
+        if layers is not None:
+            broken = CacheMap(layers, self.cache_map.manifest)
+            monkeypatch.setattr(stage, "Mapper", lambda _, *args, **options: Mapper(broken, *args, **options))
+        record = {"config": {}, "started": "now"}
+        here = Run("evaluate", "sabotage", self.outputs, self.outputs, record)
+        return stage._evaluate(self.settings, here, self.cache_map, self.directory)
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Scene:
+    outputs = tmp_path_factory.mktemp("sabotage")
+    directory = run("train", outputs, *FIT)
+    settings = settings_of("evaluate", outputs, *FIT, *ASKED)
+    return Scene(outputs, directory, load_pair(settings.pair), CacheMap.load(directory), settings)
+
+
+def angles(model: LoadedModel, change: Callable[[int, int], tuple[Tensor, Tensor]]) -> LoadedModel:
+    """The same model, whose cos and sin are said to be others; it computes with its own."""
+    other = copy.copy(model)
+    other.cos_sin = lambda tokens, start=0: change(tokens, start)  # type: ignore[method-assign]
+    return other
+
+
+def wrong_theta(scene: Scene) -> Pair:
+    """Angles of a base ten times as large as the source's."""
+    true = scene.pair.source
+    half = true.geometry.rotary.dim // 2
+
+    def cos_sin(tokens: int, start: int) -> tuple[Tensor, Tensor]:
+        base = 10 * true.geometry.rotary.theta
+        turns = torch.arange(start, start + tokens)[:, None] * base ** (-torch.arange(half) / half)
+        return torch.cat([turns, turns], dim=1).cos(), torch.cat([turns, turns], dim=1).sin()
+
+    return replace(scene.pair, source=angles(true, cos_sin))
+
+
+def not_stripped(scene: Scene) -> Pair:
+    """No angles at all: rotated keys are read as content."""
+    true = scene.pair.source
+
+    def cos_sin(tokens: int, start: int) -> tuple[Tensor, Tensor]:
+        return tuple(torch.full_like(x, one) for x, one in zip(true.cos_sin(tokens, start), (1, 0), strict=True))
+
+    return replace(scene.pair, source=angles(true, cos_sin))
+
+
+def shifted(scene: Scene) -> Pair:
+    """Mapped keys are put one position later than they stand."""
+    true = scene.pair.target
+    return replace(scene.pair, target=angles(true, lambda tokens, start: true.cos_sin(tokens, start + 1)))
+
+
+def swapped_heads(layers: Layers, heads: int = 2) -> Layers:
+    def swap(columns: Tensor) -> Tensor:
+        return columns.unflatten(-1, (heads, -1)).flip(-2).flatten(-2)
+
+    return {output: replace(part, weight=swap(part.weight), bias=swap(part.bias)) for output, part in layers.items()}
+
+
+def permuted_layers(layers: Layers) -> Layers:
+    last = max(layer for layer, _ in layers)
+    return {(layer, kind): layers[last - layer, kind] for layer, kind in layers}
+
+
+def a_neighbours_map(layers: Layers) -> Layers:
+    """One target layer is given what was fitted for the next."""
+    return {**layers, **{(1, kind): layers[2, kind] for kind in ("keys", "values")}}
+
+
+def half_the_rank(layers: Layers) -> Layers:
+    def cut(weight: Tensor) -> Tensor:
+        u, s, v = torch.linalg.svd(weight.double(), full_matrices=False)
+        rank = s.shape[-1] // 2
+        return ((u[..., :rank] * s[..., None, :rank]) @ v[..., :rank, :]).float()
+
+    return {output: replace(part, weight=cut(part.weight)) for output, part in layers.items()}
+
+
+def swapped_kinds(layers: Layers) -> Layers:
+    return {(layer, kind): layers[layer, "values" if kind == "keys" else "keys"] for layer, kind in layers}
+
+
+def a_layer_of_zeros(layers: Layers) -> Layers:
+    zeros = {
+        (5, kind): replace(layers[5, kind], weight=0 * layers[5, kind].weight, bias=0 * layers[5, kind].bias)
+        for kind in ("keys", "values")
+    }
+    return {**layers, **zeros}
+
+
+PAIRS = {"wrong theta": wrong_theta, "shifted positions": shifted, "source keys not stripped": not_stripped}
+MAPS = {
+    "swapped heads": swapped_heads,
+    "permuted layers": permuted_layers,
+    "a neighbour's map": a_neighbours_map,
+    "half the rank": half_the_rank,
+    "values and keys swapped": swapped_kinds,
+    "one layer zeroed": a_layer_of_zeros,
+}
+SEEN_BY_THE_FIT_ALONE = ("half the rank",)
+
+
+def test_the_map_that_is_not_sabotaged_is_worth_it(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = scene.results(monkeypatch)
+    assert verdict(results["conditions"], results["tests"]).kind == "beats"
+    assert results["fit_check"]["passed"]
+    assert abs(results["fit_check"]["worst"]["drop"]) < 0.05
+    report = render_report(results)
+    assert "**Worth it: the mapped cache beats the source" in report
+    assert "On this text layer" not in report
+    assert "| fit: largest drop in R² |" in report
+
+
+@pytest.mark.parametrize("name", [*PAIRS, *MAPS])
+def test_sabotage_is_seen(name: str, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    if name in PAIRS:
+        results = scene.results(monkeypatch, pair=PAIRS[name](scene))
+    else:
+        results = scene.results(monkeypatch, layers=MAPS[name](scene.cache_map.layers))
+    said = verdict(results["conditions"], results["tests"])
+    assert (said.kind == "beats") == (name in SEEN_BY_THE_FIT_ALONE), said.sentence
+    warning = fit_warning(results)
+    assert warning is not None
+    report = render_report(results)
+    # Before everything else, so that it cannot be overlooked.
+    assert report.index(said.sentence) < report.index(f"**{warning}**") < report.index("## Headline")
+    assert "the map is damaged, or this text is far from its calibration" in warning
+    assert "| **failed** |" in report
+
+
+def test_sabotage_by_a_stale_revision_is_refused(scene: Scene, tmp_path: Path) -> None:
+    """The target's checkpoint was trained on: a little in one tensor."""
+    for file in toy.TARGET_DIR.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    weights = load_file(tmp_path / "model.safetensors")
+    name = next(name for name in weights if name.endswith("v_proj.weight"))
+    weights[name][0, 0] += 1e-3
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    asked = [*FIT, *ASKED, f"pair.target.model={tmp_path}", f"map={scene.directory}"]
+    with pytest.raises(KvxferError, match=r"^the map was fitted with pair\.target\.sha256 = .* but this"):
+        run("evaluate", scene.outputs, *asked)
+
+
+def test_sabotage_by_another_pairs_map_is_refused(scene: Scene, tiny_folders: tuple[Path, Path]) -> None:
+    models = [f"pair.{side}.model={folder}" for side, folder in zip(("source", "target"), tiny_folders, strict=True)]
+    with pytest.raises(KvxferError, match=r"^the map was fitted with pair\.source\."):
+        run("evaluate", scene.outputs, *FIT, *ASKED, *models, f"map={scene.directory}")
+
+
+def test_sabotage_of_the_file_is_refused(scene: Scene, tmp_path: Path) -> None:
+    """What cannot be told from the scores of a few questions is told by the hash."""
+    for file in scene.directory.glob("m*"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    tensors = load_file(tmp_path / TENSORS)
+    tensors["values.0.weight"] *= 1.001
+    save_file(tensors, tmp_path / TENSORS)
+    with pytest.raises(KvxferError, match="the map is damaged or was altered"):
+        run("evaluate", scene.outputs, *FIT, *ASKED, f"map={tmp_path}")
