@@ -34,7 +34,7 @@ LITTLE = {
         "lengths": "[24,32]",
         "batch_sizes": "[1]",
         "samples": "1",
-        "repeats": "1",
+        "repeats": "6",
         "warmup": "0",
     },
 }

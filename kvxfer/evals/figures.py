@@ -98,7 +98,7 @@ def _heat_panel(
 
 
 def r2_heatmap(selection: Mapping[str, Any], path: Path | str) -> None:
-    """Held-out R² of every source layer (across) for every target layer (down): keys left, values right, as PNG.
+    """Validation R² of every source layer (across) for every target layer (down): keys left, values right, as PNG.
 
     ``selection`` has ``r2_keys`` and ``r2_values`` [target layers][source layers], ``chosen_keys`` and
     ``chosen_values`` (source layers per target layer), and ``candidates``, the source layers that the columns stand for

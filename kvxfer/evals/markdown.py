@@ -92,7 +92,7 @@ def findings(results: Results) -> list[str]:
         lines += _extra_table(name, extra)
     lines += _by_kind(results.get("by_kind") or {})
     if "r2" in paths:
-        lines += ["## What the map reads", "", f"![Held-out R² of every source layer]({paths['r2']})", ""]
+        lines += ["## What the map reads", "", f"![Validation R² of every single source layer]({paths['r2']})", ""]
         lines += [
             "R² tells which source layers predict a target layer; it does not predict how well the target answers.",
             "",

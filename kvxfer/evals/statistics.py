@@ -125,6 +125,9 @@ def _ratios(
     row: dict[str, float | list[float] | None] = {}
     for name, (value, above, below) in parts.items():
         interval = None if value is None else ratio_interval(above, below, documents)
+        if interval is not None and interval[0] == interval[1]:
+            # Where no item errs, no resample differs: an interval without width would claim certainty.
+            interval = None
         row |= {name: value, f"{name}_ci": None if interval is None else list(interval)}
     return row
 

@@ -50,13 +50,12 @@ class Scene:
         self, monkeypatch: pytest.MonkeyPatch, pair: Pair | None = None, layers: Layers | None = None
     ) -> dict[str, Any]:
         """What the evaluation says where the pair or the layers in memory are others than it believes."""
-        monkeypatch.setattr(stage, "load_pair", lambda spec: pair or self.pair)
         if layers is not None:
             broken = CacheMap(layers, self.cache_map.manifest)
             monkeypatch.setattr(stage, "Mapper", lambda _, *args, **options: Mapper(broken, *args, **options))
         record = {"config": {}, "started": "now"}
         here = Run("evaluate", "sabotage", self.outputs, self.outputs, record)
-        return stage._evaluate(self.settings, here, self.cache_map, self.directory)
+        return stage._evaluate(self.settings, here, self.cache_map, self.directory, lambda _: pair or self.pair)
 
 
 @pytest.fixture(scope="module")
