@@ -99,8 +99,8 @@ def command(script: str, *arguments: str, folder: Path) -> subprocess.CompletedP
 def test_a_real_evaluation_builds_what_is_missing_and_ends_with_the_paths(tiny_folders, tmp_path):
     done = command("evaluate.py", *toy_models(tiny_folders), *TOY_EVAL, "logger=disabled", folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    *shown, results = done.stdout.strip().splitlines()[-3:]
-    assert [Path(path).name for path in (*shown, results)] == ["report.md", "report.html", "results.json"]
+    report, page, results = done.stdout.strip().splitlines()[-3:]
+    assert [Path(path).name for path in (report, page, results)] == ["report.md", "report.html", "results.json"]
     validate_results(json.loads((tmp_path / results).read_text()))
     assert (tmp_path / report).read_text().startswith("# ")
     for part in ("Traceback", "Warning"):

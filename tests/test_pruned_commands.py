@@ -55,8 +55,8 @@ def test_all_three_commands(overrides: list[str]) -> None:
     assert described["source"]["geometry"]["layers"] == 3
     fitted = train(settings_of("train", overrides))
     assert json.loads((fitted / "manifest.json").read_text())["pair"]["source"]["drop_layers"] == [1, 3]
-    report, path = evaluate(settings_of("evaluate", overrides), show=False)
-    results = json.loads(path.read_text())
+    report, _, data = evaluate(settings_of("evaluate", overrides), show=False)
+    results = json.loads(data.read_text())
     assert results["ancestry"] == {"layers": [0, 0, 1, 1, 2], "dropped": [1, 3], "identical": 1}
     assert set(results["items"][0]["nats"]) >= {"mapped", "raw_copy", "ancestor_copy"}
     assert results["conditions"]["ancestor_copy"]["nats"] != results["conditions"]["raw_copy"]["nats"]

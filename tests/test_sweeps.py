@@ -212,7 +212,8 @@ def test_a_grid_leaves_out_what_it_skips(
 def test_the_grid_of_maps_skips_only_what_heads_cannot_read(
     launched: list[list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    run_sweep(monkeypatch, "evaluate", "-cd", str(SWEEPS), "-cn", "maps", "eval=mapped", f"paths.outputs={tmp_path}")
+    few = ["solver=head_local,weighted", "penalty=isotropic", "rank=full", "eval=mapped", f"paths.outputs={tmp_path}"]
+    run_sweep(monkeypatch, "evaluate", "-cd", str(SWEEPS), "-cn", "maps", *few)
     heads = {o for job in launched if "solver=head_local" in job for o in job if o.startswith("features=")}
     assert heads == {"features=same", "features=both", "features=previous"}
     assert {o for job in launched for o in job if o == "features=relu"}
