@@ -86,12 +86,12 @@ class Latency(Evaluation):
 
     def measure(self, subject: Subject) -> dict[str, Any]:
         """Times of every length and batch, the map's loading, the machine's peaks, and what follows from them."""
+        _require_scalable(subject)
         pair, target = subject.pair, subject.pair.target
         lengths, batches = sorted(set(self.lengths)), sorted(set(self.batch_sizes))
         for length in lengths:
             pair.check_length(length, "eval.lengths")
             subject.plan.mapped_span(length)
-        _require_scalable(subject)
         about = _machine(subject)
         outside = {}
         if self.vllm is not None:
@@ -244,8 +244,8 @@ def _require_scalable(subject: Subject) -> None:
     if _scaled(subject) and extras:
         kinds = ", ".join(sorted({block.kind for block in extras}))
         raise KvxferError(
-            f"pair.layers: the map reads {kinds}, whose cost does not grow with depth, so the times of a slice cannot be "
-            "scaled: choose other features (same, both, previous), or time whole models (pair.layers=null)"
+            f"pair.layers: the map reads {kinds}, whose cost does not grow with depth, so the times of a slice "
+            "cannot be scaled: choose other features (same, both, previous), or time whole models (pair.layers=null)"
         )
 
 
