@@ -10,6 +10,8 @@ the card's peak FLOP/s allow is refused: cache hits were timed. ``eval=latency e
 from __future__ import annotations
 
 import argparse
+import math
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -100,6 +102,11 @@ def measure(args: argparse.Namespace) -> Path:
     """Write the file and return its path."""
     if min(args.lengths) < 2 or args.repeats < 1 or args.warmup < 0:
         raise KvxferError("--lengths must be 2 tokens or more, --repeats 1 or more and --warmup 0 or more")
+    if args.peak_tflops is not None and not 0 < args.peak_tflops < math.inf:
+        raise KvxferError(f"--peak-tflops={args.peak_tflops} must be above 0 and finite")
+    # Now, for the measurement may take an hour.
+    if args.out.is_dir() or not os.access(args.out.absolute().parent, os.W_OK):
+        raise KvxferError(f"--out={args.out} cannot be written: name a file in a folder that is there")
     spec, device = ModelSpec(args.model, args.revision), resolve_device("auto")
     config = load_config(spec, "--model")
     geometry = read_geometry(config, args.model)

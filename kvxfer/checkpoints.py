@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +34,7 @@ class PassState:
     """How far a pass has come. Finished splits lie in ``work`` as moments files; ``split`` is None at the end.
 
     ``weighted`` holds the current split's moments of each target layer whose tokens are weighed, if any are.
+    ``seconds`` are those of earlier processes, up to the checkpoint that this one goes on from.
     """
 
     work: Path
@@ -48,6 +50,11 @@ class PassState:
     tokens_read: int = 0
     bad_rows: list[list[Any]] = field(default_factory=list)
     number: int = 0
+    seconds: float = 0.0
+    started: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.started = time.monotonic()
 
     @staticmethod
     def resume(
@@ -63,6 +70,8 @@ class PassState:
         saved = read_json(work / _POINTER)
         for name in ("split", "next_row", "tokens_read", "bad_rows", "number"):
             setattr(state, name, saved[name])
+        # Checkpoints from before they said it.
+        state.seconds = saved.get("seconds", 0.0)
         folder = work / f"checkpoint-{state.number}"
         for which, counter in sinks.items():
             counter.restore(load_file(folder / f"sinks.{which}.safetensors"))
@@ -107,7 +116,8 @@ class PassState:
             for layer, moments in self.weighted.items():
                 moments.save(folder / f"weighted.{layer}.safetensors")
         names = ("split", "next_row", "tokens_read", "bad_rows", "number")
-        write_json(self.work / _POINTER, {name: getattr(self, name) for name in names})
+        seconds = self.seconds + time.monotonic() - self.started
+        write_json(self.work / _POINTER, {**{name: getattr(self, name) for name in names}, "seconds": seconds})
         shutil.rmtree(self.work / f"checkpoint-{old}", ignore_errors=True)
 
     def finish_split(self, splits: Sequence[str]) -> None:

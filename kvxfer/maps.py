@@ -92,16 +92,17 @@ class CacheMap:
         read at earlier offsets; random features read all of their layers), e the target's hidden size if its embedding
         or first layer is read, h the source's if its final hidden state is.
         """
+        known = {"embedding", "layer0_keys", "layer0_values"} & {block.kind for block in self.extras}
+        return self.bytes_from_source_per_token + _CACHED_BYTES * (_hidden(self.manifest, "target") if known else 0)
+
+    @property
+    def bytes_from_source_per_token(self) -> int:
+        """Those of ``bytes_read_per_token`` that the source has (its cache and final hidden state) and must send."""
         cached = {(block.layer, block.kind) for block in self.blocks if block.is_source}
         if self.random is not None:
             cached |= {(block.layer, block.kind) for block in self.random.inputs}
-        numbers = len(cached) * self.width
-        kinds = {block.kind for block in self.extras}
-        if kinds & {"embedding", "layer0_keys", "layer0_values"}:
-            numbers += _hidden(self.manifest, "target")
-        if "source_hidden" in kinds:
-            numbers += _hidden(self.manifest, "source")
-        return _CACHED_BYTES * numbers
+        hidden = any(block.kind == "source_hidden" for block in self.extras)
+        return _CACHED_BYTES * (len(cached) * self.width + (_hidden(self.manifest, "source") if hidden else 0))
 
     @property
     def bytes_written_per_token(self) -> int:

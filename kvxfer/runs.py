@@ -67,10 +67,14 @@ class Run:
         """Whether a complete result is there."""
         return (self.path / RECORD).is_file()
 
-    def commit(self, **extra: Any) -> Path:
-        """Write the record, then put the directory in its place in one step."""
-        started = self.record.pop("_clock")
-        self.record |= {"finished": _now(), "seconds": round(time.monotonic() - started, 1), **extra}
+    def commit(self, before: float = 0.0, **extra: Any) -> Path:
+        """Write the record, then put the directory in its place in one step.
+
+        Args:
+            before: seconds of work that killed processes have left.
+        """
+        seconds = before + time.monotonic() - self.record.pop("_clock")
+        self.record |= {"finished": _now(), "seconds": round(seconds, 1), **extra}
         write_json(self.work / RECORD, self.record)
         if self.path.exists():
             old = self.path.with_name(f".{self.id}.old")
@@ -142,6 +146,16 @@ class _Forced(Run):
     def done(self) -> bool:
         """Never: that is what force asks for."""
         return False
+
+
+def run_seconds(directory: Path) -> float | None:
+    """Seconds that a finished run took, with those of the runs it was merged from; None where a record is missing."""
+    if not (directory / RECORD).is_file():
+        return None
+    record = read_json(directory / RECORD)
+    merged = [run_seconds(directory.with_name(name)) for name in record.get("merged_from", ())]
+    known = [seconds for seconds in merged if seconds is not None]
+    return float(record["seconds"] + sum(known)) if len(known) == len(merged) else None
 
 
 def environment() -> dict[str, Any]:

@@ -113,7 +113,7 @@ def test_mistakes_are_told_in_one_line(runs, tmp_path):
     (tmp_path / "results.json").write_text('{"kind": "perplexity"}')
     for given, message in (
         (["nowhere"], r"nowhere: there is no such directory, and no such id in outputs; name finished"),
-        ([str(train), str(runs["first"])], r"has no results\.json; name finished evaluations"),
+        ([str(train)], r"is a run, but no evaluation \(it has no results\.json\); name finished evaluations"),
         ([str(tmp_path)], r"key schema is missing"),
         ([str(runs["first"]), "--page", "x.md"], r"--page=x\.md is for collected results"),
     ):

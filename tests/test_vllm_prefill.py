@@ -119,8 +119,46 @@ def test_a_file_of_another_shape_below_the_floor_or_broken_is_refused(written, t
     out.write_text(json.dumps(found))
     with pytest.raises(KvxferError, match=r"points is missing"):
         figures_for(str(out), target, [16], tiny_pair.target.geometry, 1e12)
+    out.write_text('{"points":')
+    with pytest.raises(KvxferError, match=r"^eval\.vllm=.*vllm\.json is no file of benchmarks/vllm_prefill\.py .*\)$"):
+        figures_for(str(out), target, [16], tiny_pair.target.geometry, 1e12)
     with pytest.raises(KvxferError, match=r"no such file; benchmarks/vllm_prefill\.py writes it"):
         figures_for(str(tmp_path / "nope.json"), target, [16], tiny_pair.target.geometry, 1e12)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"points": 3}, "points is no list of objects"),
+        ({"points": [{"tokens": 16}]}, r"points\.0\.median is no number above 0"),
+        ({"points": [{"tokens": 16, "median": float("nan")}]}, r"points\.0\.median is no number above 0"),
+        ({"points": [{"tokens": "16", "median": 1.0}]}, r"points\.0\.tokens is no number above 0"),
+        ({"peak_flops": "fast"}, "peak_flops is no number above 0"),
+        ({"geometry": []}, "geometry is no object"),
+        ({"schema": 9}, "its schema is 9 and not 1"),
+    ],
+)
+def test_a_malformed_file_is_named_with_what_is_wrong(tiny_pair, tmp_path, change, said):
+    about = {**dict.fromkeys(KEYS, "x"), "schema": 1, "peak_flops": 1e12, "geometry": {}, "points": []}
+    out = tmp_path / "vllm.json"
+    out.write_text(json.dumps({**about, **change}))
+    with pytest.raises(KvxferError, match=rf"eval\.vllm=.*vllm\.json is no file .* \({said}\)"):
+        figures_for(str(out), {}, [16], tiny_pair.target.geometry, 1e12)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--peak-tflops", "inf"], "--peak-tflops=inf must be above 0 and finite"),
+        (["--peak-tflops", "nan"], "--peak-tflops=nan must be above 0 and finite"),
+        (["--peak-tflops", "0"], "--peak-tflops=0.0 must be above 0 and finite"),
+        (["--out", "nowhere/vllm.json"], "--out=nowhere/vllm.json cannot be written: name a file in a folder"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_timed(benchmark, monkeypatch, tiny_folders, given, said, capsys):
+    monkeypatch.setattr(benchmark, "start_engine", None)
+    assert benchmark.main(["--model", str(tiny_folders[1]), *SMALL, *given]) == 1
+    assert f"error: {said}" in capsys.readouterr().err
 
 
 @pytest.mark.vllm

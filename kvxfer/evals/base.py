@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 from kvxfer.apply import Mapper
 from kvxfer.conversation import Direction
 from kvxfer.corpus import CorpusSpec
+from kvxfer.evals.paired import scored_lists
 from kvxfer.evals.verdict import Verdict
 from kvxfer.maps import CacheMap
 from kvxfer.pairs import Pair
@@ -116,6 +117,11 @@ class Evaluation(ABC):
     def by_task(cls, data: Data) -> dict[str, Mapping[str, Any]]:
         """The ``conditions`` of every task that has answers, by its name, for the figure of all tasks; none here."""
         return {}
+
+    @classmethod
+    def paired(cls, data: Data) -> dict[str, list[Mapping[str, Any]]]:
+        """Lists of single items (``kvxfer.evals.paired``) by name, on which two runs are tested; here by their nats."""
+        return scored_lists(data)
 
     @classmethod
     @abstractmethod

@@ -16,6 +16,7 @@ from kvxfer.evals.benchmarks_figure import benchmarks_figure
 from kvxfer.evals.harness import Condition, Handover
 from kvxfer.evals.harness_tasks import harness_version, load_tasks, run_tasks
 from kvxfer.evals.markdown import table
+from kvxfer.evals.paired import paired_item
 from kvxfer.evals.tables import NOTHING, interval, p_text, p_value, percent, points
 from kvxfer.evals.toy_tasks import TOY_TASKS, write_toy_tasks
 from kvxfer.evals.verdict import WORDS, Kind, Outcome, Verdict, outcome
@@ -144,6 +145,18 @@ class Benchmarks(Evaluation):
     def by_task(cls, data: Data) -> dict[str, Mapping[str, Any]]:
         """Every benchmark."""
         return {each["name"]: each["conditions"] for each in data["benchmarks"]}
+
+    @classmethod
+    def paired(cls, data: Data) -> dict[str, list[Mapping[str, Any]]]:
+        """Every sample, by benchmark: right or wrong, or its score where that is neither."""
+        found = {}
+        for each in data["benchmarks"]:
+            scores = [(sample, sample["scores"][sample["measure"]]["mapped"]) for sample in each["samples"]]
+            if each["binary"]:
+                found[each["name"]] = [paired_item(sample, correct=score == 1) for sample, score in scores]
+            else:
+                found[each["name"]] = [paired_item(sample, score=score) for sample, score in scores]
+        return found
 
     @classmethod
     def figures(cls, data: Data, folder: Path) -> None:

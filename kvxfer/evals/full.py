@@ -124,13 +124,14 @@ class Overall:
     Attributes:
         kind: as a Verdict's; ``word`` says it in a word or two.
         sentence: the word, then the deciding part's numbers.
+        decided_by: that part's name; None where nothing was compared with the source.
         against: names of measured parts that say less than ``kind`` does; ``in_favour``: those that say more.
     """
 
     kind: str
     word: str
     sentence: str
-    decided_by: str
+    decided_by: str | None
     against: list[str]
     in_favour: list[str]
 
@@ -139,11 +140,14 @@ class Overall:
         return dict(vars(self))
 
 
+NOT_COMPARED = "Not compared"
 _ORDER = {"worse": 0, "mixed": 1, "none": 1, "beats": 2}
 
 
 def overall(parts: Sequence[Json]) -> Overall:
-    """The first part with items decides, without one the first that was measured; the others agree or contradict.
+    """The first part with items decides, without one the first that is not timed; the others agree or contradict.
+
+    What is timed is compared with the target's own prefill, so it never says whether a map beats the source.
 
     Raises:
         KvxferError: no part was measured.
@@ -152,7 +156,12 @@ def overall(parts: Sequence[Json]) -> Overall:
     if not known:
         reasons = "; ".join(f"{part['name']}: {part['reason']}" for part in parts)
         raise KvxferError(f"eval.parts: none could be measured ({reasons})")
-    first = next((part for part in known if part["kind"] == "items"), known[0])
+    compared = [part for part in known if part["kind"] == "items" or not KINDS[part["kind"]].timed]
+    if not compared:
+        names = ", ".join(part["name"] for part in known)
+        said = f"{NOT_COMPARED}: nothing was set against the source, only times were measured ({names})."
+        return Overall("none", NOT_COMPARED, said, None, *_others(known, "none"))
+    first = next((part for part in compared if part["kind"] == "items"), compared[0])
     kind, sentence = first["verdict"]["kind"], _worded(first["verdict"]["kind"], first["verdict"]["sentence"])
     if first["kind"] == "items" and kind == "beats" and not _beats_ancestor(first["results"]):
         own = sentence.removeprefix(WORDS[kind])[2:]
@@ -162,9 +171,20 @@ def overall(parts: Sequence[Json]) -> Overall:
             f"{own[:1].upper()}{own[1:]}"
         )
     others = [part for part in known if part is not first]
-    below = [part["name"] for part in others if _ORDER[part["verdict"]["kind"]] < _ORDER[kind]]
-    above = [part["name"] for part in others if _ORDER[part["verdict"]["kind"]] > _ORDER[kind]]
-    return Overall(kind, WORDS[kind], sentence, first["name"], below, above)
+    return Overall(kind, WORDS[kind], sentence, first["name"], *_others(others, kind))
+
+
+def _others(parts: Sequence[Json], kind: str) -> tuple[list[str], list[str]]:
+    """The names of parts that say less than ``kind``, and of those that say more."""
+    below = [part["name"] for part in parts if _ORDER[part["verdict"]["kind"]] < _ORDER[kind]]
+    above = [part["name"] for part in parts if _ORDER[part["verdict"]["kind"]] > _ORDER[kind]]
+    return below, above
+
+
+def decisive(parts: Sequence[Json], verdict: Json) -> Json:
+    """The part that stands for the whole: the one that decided, else the first that was measured."""
+    known = (part for part in parts if part["status"] == "measured")
+    return next(part for part in known if verdict["decided_by"] in (part["name"], None))
 
 
 def _worded(kind: str, sentence: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvxfer.evals import markdown
-from kvxfer.evals.full import OUTCOMES, kind_of
+from kvxfer.evals.full import OUTCOMES, decisive, kind_of
 from kvxfer.evals.kinds import KINDS
 from kvxfer.evals.pages import RESULTS, write_pages
 from kvxfer.evals.results import validate
@@ -65,7 +65,7 @@ def _link(part: Json) -> str:
 def _lead(results: Json) -> list[str]:
     """The verdict, then whatever a reader must know with it."""
     said, parts = results["verdict"], {part["name"]: part for part in results["data"]["parts"]}
-    lines = [f"**{said['sentence']}**", "", *_warnings(parts[said["decided_by"]])]
+    lines = [f"**{said['sentence']}**", "", *_warnings(decisive(results["data"]["parts"], said))]
     for names, words in ((said["against"], "What speaks against it"), (said["in_favour"], "What speaks for the map")):
         if names:
             lines += [f"{words}:", ""]

@@ -15,6 +15,7 @@ from kvxfer.evals.divergence import OTHERS, summarise_decoding
 from kvxfer.evals.figures import COLOURS, CONTROL
 from kvxfer.evals.items import EvalSpec, Item, toy_items
 from kvxfer.evals.markdown import table
+from kvxfer.evals.paired import paired_item
 from kvxfer.evals.series import Panel, Series, series_figure
 from kvxfer.evals.tables import interval, number, p_value, percent, points
 from kvxfer.evals.verdict import Verdict, verdict
@@ -150,6 +151,12 @@ class Generation(Evaluation):
             for key, value in row.items()
             if isinstance(value, int | float)
         }
+
+    @classmethod
+    def paired(cls, data: Data) -> dict[str, list[Mapping[str, Any]]]:
+        """Every prompt: the KL, and exact match where there are answers."""
+        items = [paired_item(i, nats=i["kl"]["mapped"], correct=i["exact"]["mapped"]) for i in data["items"]]
+        return {"exact match, KL from the ceiling" if data["answers"] else "KL from the ceiling": items}
 
     @classmethod
     def figures(cls, data: Data, folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from kvxfer.evals.verdict import Verdict
 from kvxfer.evals.vllm import figures_for
 from kvxfer.maps import MANIFEST, TENSORS, CacheMap
 from kvxfer.progress import progress
-from kvxfer.runs import RECORD, file_sha256, read_json
+from kvxfer.runs import file_sha256, run_seconds
 from kvxfer.timing import Stopwatch, forget_file, machine, peak_bandwidth, peak_flops
 from kvxfer.transfer import STEPS, Transfer
 
@@ -73,8 +74,8 @@ class Latency(Evaluation):
             raise KvxferError(f"eval.shadow_rate={self.shadow_rate} must be a share from 0 to below 1")
         for key in ("bandwidth", "fit_seconds"):
             value = getattr(self, key)
-            if value is not None and not value > 0:
-                raise KvxferError(f"eval.{key}={value} must be above 0, or null")
+            if value is not None and not 0 < value < math.inf:
+                raise KvxferError(f"eval.{key}={value} must be above 0 and finite, or null")
 
     def identity(self) -> dict[str, Any]:
         """As of any evaluation, with the content of the vLLM file in place of its name."""
@@ -85,6 +86,7 @@ class Latency(Evaluation):
 
     def measure(self, subject: Subject) -> dict[str, Any]:
         """Times of every length and batch, the map's loading, the machine's peaks, and what follows from them."""
+        _require_scalable(subject)
         pair, target = subject.pair, subject.pair.target
         lengths, batches = sorted(set(self.lengths)), sorted(set(self.batch_sizes))
         for length in lengths:
@@ -134,7 +136,7 @@ class Latency(Evaluation):
         more, cache_map = _more_layers(subject), subject.cache_map
         medians = {name: spread(values)["median"] for name, values in clocked.parts.items()}
         rows, width = subject.plan.mapped_span(length)[1] * batch, subject.pair.source.dtype.itemsize
-        travels = cache_map.bytes_read_per_token * more["source"] * rows * width / 2
+        travels = cache_map.bytes_from_source_per_token * more["source"] * rows * width / 2
         rates = Rates(
             self.handoffs,
             self.handoffs_per_fit,
@@ -174,10 +176,9 @@ class Latency(Evaluation):
         calibration = subject.cache_map.manifest.get("calibration")
         if calibration is None:
             return None
-        records = [subject.directory / RECORD, subject.outputs / "calibrate" / calibration / RECORD]
-        if not all(record.is_file() for record in records):
-            return None
-        return float(sum(read_json(record)["seconds"] for record in records))
+        fit = run_seconds(subject.directory)
+        calibrated = run_seconds(subject.outputs / "calibrate" / calibration)
+        return None if fit is None or calibrated is None else fit + calibrated
 
     @classmethod
     def verdict(cls, data: Data) -> Verdict:
@@ -235,6 +236,17 @@ def _scaled(subject: Subject) -> dict[str, list[int]] | None:
     sides = {"source": subject.pair.source, "target": subject.pair.target}
     layers = {side: [model.geometry.layers, model.whole.layers] for side, model in sides.items()}
     return layers if any(timed != whole for timed, whole in layers.values()) else None
+
+
+def _require_scalable(subject: Subject) -> None:
+    """Refuse a slice of a map that reads what does not grow with depth: its times cannot be scaled."""
+    extras = subject.cache_map.extras
+    if _scaled(subject) and extras:
+        kinds = ", ".join(sorted({block.kind for block in extras}))
+        raise KvxferError(
+            f"pair.layers: the map reads {kinds}, whose cost does not grow with depth, so the times of a slice "
+            "cannot be scaled: choose other features (same, both, previous), or time whole models (pair.layers=null)"
+        )
 
 
 def _loads(subject: Subject) -> list[float]:

@@ -16,6 +16,7 @@ from kvxfer.evals.base import Data, Evaluation, Subject
 from kvxfer.evals.figures import COLOURS
 from kvxfer.evals.intervals import paired_difference
 from kvxfer.evals.markdown import table
+from kvxfer.evals.paired import paired_item
 from kvxfer.evals.series import Panel, Series, series_figure
 from kvxfer.evals.statistics import summarise
 from kvxfer.evals.tables import interval, number, p_text, p_value, percent, points
@@ -127,6 +128,17 @@ class Multiturn(Evaluation):
             if found["slope_nats"] is not None:
                 flat[f"{pattern}/slope_nats"] = found["slope_nats"]["difference"]
         return flat
+
+    @classmethod
+    def paired(cls, data: Data) -> dict[str, list[Mapping[str, Any]]]:
+        """Every turn of every conversation, by pattern."""
+        return {
+            NAMES[pattern]: [
+                paired_item(i, i["nats"][pattern], i.get("correct", {}).get(pattern), tokens=i["tokens"])
+                for i in data["items"]
+            ]
+            for pattern in data["patterns"]
+        }
 
     @classmethod
     def figures(cls, data: Data, folder: Path) -> None:

@@ -11,6 +11,12 @@ from kvxfer.evals.tables import require_keys, validate_results
 
 SCHEMA = 1
 
+MAP_SCHEMA: dict[str, str] = {
+    "map.sha256": "names the map",
+    **{f"map.{key}": "as in results.json of items" for key in ("features", "solver", "penalty", "rank", "k", "lam")},
+}
+"""What runs that stand side by side are known by."""
+
 KIND_SCHEMA: dict[str, str] = {
     "schema": "1; raised when a key changes its meaning",
     "kind": "the evaluation: a name of kvxfer.evals.kinds, or full; without this key the file is one of items",
@@ -18,15 +24,17 @@ KIND_SCHEMA: dict[str, str] = {
     "title": "what was evaluated, for a heading",
     "pair": "source and target, revisions, dtype, direction",
     "map": "as in results.json of items",
+    **MAP_SCHEMA,
     "verdict": "what it comes to",
     "verdict.kind": "beats, none, worse or mixed, against the source",
     "verdict.sentence": "the verdict with its numbers and p",
     "data": "what was measured; each kind's own",
     "provenance": "ids of the inputs, config, plan, versions, commit",
+    "provenance.config.eval": "the evaluation's settings",
 }
 FULL_SCHEMA: dict[str, str] = {
-    "verdict.word": "Worth it, No benefit, Harmful or Mixed",
-    "verdict.decided_by": "the part whose verdict this is",
+    "verdict.word": "Worth it, No benefit, Harmful, Mixed or Not compared",
+    "verdict.decided_by": "the part whose verdict this is; null where nothing was compared with the source",
     "verdict.against": "measured parts that say less",
     "verdict.in_favour": "measured parts that say more",
     "data.parts": "one object for each of eval.parts, in order",

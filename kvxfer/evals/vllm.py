@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,6 @@ from typing import Any
 from kvxfer.errors import KvxferError
 from kvxfer.evals.latency_costs import prefill_work
 from kvxfer.geometry import Geometry
-from kvxfer.runs import read_json
 
 SCHEMA = 1
 SHAPE = ("layers", "heads", "kv_heads", "head_dim", "hidden", "vocabulary", "body_parameters")
@@ -34,14 +35,41 @@ def read_figures(path: str) -> dict[str, Any]:
     """The file's content, or an error that says what is wrong with it."""
     if not Path(path).is_file():
         raise KvxferError(f"eval.vllm={path}: no such file; benchmarks/vllm_prefill.py writes it")
-    found = read_json(Path(path))
-    missing = [key for key in KEYS if not isinstance(found, dict) or key not in found]
-    if missing or found["schema"] != SCHEMA:
-        raise KvxferError(
-            f"eval.vllm={path} is no file of benchmarks/vllm_prefill.py of this version"
-            + (f" ({missing[0]} is missing)" if missing else "")
-        )
-    return found
+    try:
+        found = json.loads(Path(path).read_text())
+        wrong = _wrong(found)
+    except (OSError, ValueError) as error:
+        wrong = str(error)
+    if wrong is not None:
+        raise KvxferError(f"eval.vllm={path} is no file of benchmarks/vllm_prefill.py of this version ({wrong})")
+    return dict(found)
+
+
+def _wrong(found: Any) -> str | None:
+    """What a file's content lacks, or None."""
+    if not isinstance(found, dict):
+        return "it holds no object"
+    missing = next((key for key in KEYS if key not in found), None)
+    if missing is not None:
+        return f"{missing} is missing"
+    if found["schema"] != SCHEMA:
+        return f"its schema is {found['schema']} and not {SCHEMA}"
+    if not isinstance(found["geometry"], dict):
+        return "geometry is no object"
+    if not _is_positive(found["peak_flops"]):
+        return "peak_flops is no number above 0"
+    points = found["points"]
+    if not isinstance(points, list) or not all(isinstance(point, dict) for point in points):
+        return "points is no list of objects"
+    for n, point in enumerate(points):
+        for key in ("tokens", "median"):
+            if not _is_positive(point.get(key)):
+                return f"points.{n}.{key} is no number above 0"
+    return None
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 def figures_for(

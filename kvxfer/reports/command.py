@@ -13,6 +13,7 @@ from kvxfer.evals.pages import RESULTS
 from kvxfer.reports.evaluations import find
 from kvxfer.reports.page import write
 from kvxfer.reports.side_by_side import write_comparison
+from kvxfer.runs import RECORD
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -36,9 +37,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _is_collected(names: Sequence[str]) -> bool:
-    """Whether a folder holds what ``kvxfer.collect`` writes: JSON, but no run's results."""
+    """Whether a folder holds what ``kvxfer.collect`` writes: JSON, but nothing of a run."""
     folder = Path(names[0])
-    return len(names) == 1 and any(folder.glob("*.json")) and not (folder / RESULTS).exists()
+    of_run = any((folder / name).exists() for name in (RESULTS, RECORD))
+    return len(names) == 1 and any(folder.glob("*.json")) and not of_run
 
 
 def _collected(given: argparse.Namespace) -> list[Path]:

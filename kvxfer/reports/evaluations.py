@@ -10,9 +10,11 @@ from typing import Any
 
 from kvxfer.errors import KvxferError
 from kvxfer.evals.full import kind_of
+from kvxfer.evals.kinds import KINDS
 from kvxfer.evals.pages import RESULTS
-from kvxfer.evals.results import validate
-from kvxfer.runs import read_json
+from kvxfer.evals.results import MAP_SCHEMA, validate
+from kvxfer.evals.tables import require_keys
+from kvxfer.runs import RECORD, read_json
 
 Json = Mapping[str, Any]
 
@@ -66,6 +68,7 @@ class Evaluated:
             "pair": {key: value for key, value in pair.items() if key not in _NO_MODEL},
             "eval": {key: value for key, value in config["eval"].items() if key not in _NO_QUESTION},
             "texts": [config.get("corpus"), config.get("domains")],
+            "machine": config.get("machine"),
             "items": {name: _identity(items) for name, items in item_sets(self.results).items()},
         }
         return json.dumps(asked, sort_keys=True)
@@ -76,34 +79,11 @@ def _identity(items: Sequence[Json]) -> list[list[Any]]:
 
 
 def item_sets(results: Json) -> dict[str, list[Json]]:
-    """Every list of scored items with a mapped cache, by where it is in the results.
-
-    A list's name is made of the plain values beside it, as ``domain toy, prefix 48``; that of questions is empty.
-    """
+    """Every list of items that a mapped cache was scored on, as ``Evaluation.paired`` gives them; that of questions
+    has an empty name."""
     if kind_of(results) == "items":
         return {"": list(results["items"])}
-    return dict(_item_sets(results["data"], ()))
-
-
-def _item_sets(value: Any, said: tuple[str, ...]) -> Iterator[tuple[str, list[Json]]]:
-    if isinstance(value, list):
-        for item in value:
-            yield from _item_sets(item, said)
-    elif isinstance(value, Mapping):
-        plain = [f"{key} {item}" for key, item in value.items() if isinstance(item, str | int)]
-        items = value.get("items")
-        if _are_scored(items):
-            yield ", ".join((*said, *plain)), list(items or [])
-        for key, item in value.items():
-            if key != "items":
-                yield from _item_sets(item, said)
-
-
-def _are_scored(items: Any) -> bool:
-    if not isinstance(items, list) or not items or not isinstance(items[0], Mapping):
-        return False
-    needed = {"id", "document", "tokens", "nats"}
-    return all(needed <= set(item) and "mapped" in item["nats"] for item in items)
+    return dict(KINDS[kind_of(results)].paired(results["data"]))
 
 
 def find(names: Sequence[str], outputs: Path) -> list[Evaluated]:
@@ -132,6 +112,8 @@ def _folder(name: str, outputs: Path) -> Path:
     if folder is None:
         there = next((place for place in places if place.is_dir()), None)
         said = f"{there} has no {RESULTS}" if there else f"there is no such directory, and no such id in {outputs}"
+        if there and (there / RECORD).is_file():
+            said = f"{there} is a run, but no evaluation (it has no {RESULTS})"
         raise KvxferError(f"{name}: {said}; name finished evaluations (directories or ids; ids: --outputs)")
     return folder
 
@@ -142,6 +124,8 @@ def _expanded(folder: Path, results: Json) -> Iterator[Json]:
         raise KvxferError(f"{folder / RESULTS} is no evaluation's: it holds no object")
     try:
         validate(results)
+        for one in results.get("designs", {"": results}).values():
+            require_keys(one, {**MAP_SCHEMA, "pair.name": "the pair", "provenance.config.eval": "what was asked"})
     except KvxferError as error:
         raise KvxferError(f"{folder}: {error}") from error
     if "designs" in results:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 
 from kvxfer.evals import markdown
 from kvxfer.evals.figures import conditions_figure
@@ -48,7 +49,7 @@ def render(runs: Sequence[Evaluated]) -> str:
         lead += [f"- {line}" for line in _said(group)]
         sections += [f"## {n}. {markdown.plain_text(_title(group[0]))}", ""]
         sections += _items(group, n) if items else _metrics(group)
-        sections += _between(group)
+        sections += between(group)
     first = [f"**{_together(asked)}**", ""]
     if len(asked) > 1:
         first += ["What was not asked the same stands in tables of its own, and no test is between them.", ""]
@@ -69,7 +70,16 @@ def _together(asked: Sequence[Sequence[Evaluated]]) -> str:
 def _title(run: Evaluated) -> str:
     corpus = run.results["provenance"]["config"].get("corpus") or {}
     text = f", text {corpus['name']}" if "name" in corpus else ""
-    return f"{heading(run.results)} (pair {run.results['pair']['name']}{text})"
+    return f"{heading(run.results)} (pair {run.results['pair']['name']}{text}{_machine(run)})"
+
+
+def _machine(run: Evaluated) -> str:
+    """Where a timed evaluation ran."""
+    found = run.results["provenance"]["config"].get("machine")
+    if not found:
+        return ""
+    threads = f", {found['threads']} threads" if "threads" in found else ""
+    return f", on {found.get('name', '?')}{threads}"
 
 
 def _runs(runs: Sequence[Evaluated]) -> list[str]:
@@ -168,7 +178,7 @@ def _plain(value: Any) -> str:
     return "" if value is None else f"{value:,.4g}".replace("-", "\N{MINUS SIGN}")
 
 
-def _between(group: Sequence[Evaluated]) -> list[str]:
+def between(group: Sequence[Evaluated]) -> list[str]:
     """Paired tests between runs on identical items, corrected for how many there are."""
     if len(group) < 2:
         return []
@@ -176,18 +186,28 @@ def _between(group: Sequence[Evaluated]) -> list[str]:
     pairs = list(combinations(group, 2) if every else ((run, group[0]) for run in group[1:]))
     tests = [(where, a, b, test) for a, b in pairs for where, test in _tests(a, b)]
     if not tests:
-        return []
-    nats = holm([test["p"] for *_, test in tests])
-    right = holm([test["right_p"] for *_, test in tests if test["right_p"] is not None])
+        said = f"Runs of `{group[0].kind}` are not tested against each other: they keep no scores of single items."
+        return ["### Between the runs", "", said, ""]
+    corrected: dict[str, list[str]] = {}
+    for key in ("p", "right_p"):
+        adjusted = iter(holm([test[key] for *_, test in tests if test[key] is not None]))
+        corrected[key] = ["" if test[key] is None else p_value(next(adjusted)) for *_, test in tests]
     rows = []
-    for (where, a, b, test), p in zip(tests, nats, strict=True):
-        accuracy = p_value(right.pop(0)) if test["right_p"] is not None else ""
-        cells = (number(test["nats"], sign=True), interval(test["nats_ci"], "number"), p_value(p))
+    for (where, a, b, test), p, right_p in zip(tests, corrected["p"], corrected["right_p"], strict=True):
         who = f"{a.label} vs {b.label}{where and f' ({where})'}"
-        rows.append((who, points(test["right"]), interval(test["right_ci"]), accuracy, *cells))
+        accuracy: tuple[str, ...] = ("", "")
+        nats: tuple[str, ...] = ("", "")
+        if test["right"] is not None:
+            accuracy = (points(test["right"]), interval(test["right_ci"]))
+        if test["nats"] is not None:
+            nats = (number(test["nats"], sign=True), interval(test["nats_ci"], "number"))
+        rows.append((who, *accuracy, right_p, *nats, p))
     which = "Every two runs" if every else f"Each run against {group[0].label}, the first that was named,"
     said = f"{which} on the same items, first minus second; p is corrected for {len(tests)} tests (Holm)."
-    header = ("Comparison", "Accuracy", "95 %", "p (McNemar)", "Nats per token", "95 %", "p (paired t)")
+    by = "p (paired t)" if any(test["graded"] for *_, test in tests) else "p (McNemar)"
+    if by == "p (paired t)" and not all(test["graded"] or test["right"] is None for *_, test in tests):
+        by = "p (McNemar, or paired t where it says score)"
+    header = ("Comparison", "Accuracy", "95 %", by, "Nats per token", "95 %", "p (paired t)")
     return ["### Between the runs", "", said, "", *markdown.table(header, rows)]
 
 
@@ -195,19 +215,28 @@ def _tests(a: Evaluated, b: Evaluated) -> Iterator[tuple[str, dict[str, Any]]]:
     """First minus second for every set of items; the runs were asked the same, so that items are in one order."""
     others = item_sets(b.results)
     for where, items in item_sets(a.results).items():
-        first, second = (
-            np.array([item["nats"]["mapped"] for item in each], dtype=float) for each in (items, others[where])
-        )
+        both = (items, others[where])
         documents = [str(item["document"]) for item in items]
-        tokens = np.array([item["tokens"] for item in items], dtype=float)
-        nats = paired_difference(first, second, documents, tokens)
-        test: dict[str, Any] = {"nats": nats["difference"], "p": nats["t_p"], "nats_ci": _ci(nats)}
-        test |= {"right": None, "right_p": None, "right_ci": None}
-        if all((item.get("correct") or {}).get("mapped") is not None for item in (*items, *others[where])):
-            flags = [np.array([bool(item["correct"]["mapped"]) for item in each]) for each in (items, others[where])]
-            paired = paired_difference(flags[0], flags[1], documents)
-            test |= {"right": paired["difference"], "right_p": mcnemar_exact(*flags), "right_ci": _ci(paired)}
-        yield where, test
+        test: dict[str, Any] = dict.fromkeys(("nats", "p", "nats_ci", "right", "right_p", "right_ci"))
+        graded = _have(both, "score")
+        if _have(both, "nats"):
+            tokens = np.array([item["tokens"] for item in items], dtype=float)
+            nats = paired_difference(*_columns(both, "nats"), documents, tokens)
+            test |= {"nats": nats["difference"], "p": nats["t_p"], "nats_ci": _ci(nats)}
+        if graded or _have(both, "correct"):
+            columns = _columns(both, "score" if graded else "correct")
+            paired = paired_difference(*columns, documents)
+            p = paired["t_p"] if graded else mcnemar_exact(*(column == 1 for column in columns))
+            test |= {"right": paired["difference"], "right_p": p, "right_ci": _ci(paired)}
+        yield f"{where}, score" if graded else where, {**test, "graded": graded}
+
+
+def _have(both: Sequence[Sequence[Mapping[str, Any]]], key: str) -> bool:
+    return all((item.get(key) or {}).get("mapped") is not None for items in both for item in items)
+
+
+def _columns(both: Sequence[Sequence[Mapping[str, Any]]], key: str) -> list[Float[np.ndarray, " items"]]:
+    return [np.array([item[key]["mapped"] for item in items], dtype=float) for items in both]
 
 
 def _ci(paired: Mapping[str, Any]) -> list[float]:

@@ -79,7 +79,7 @@ def _calibrate_share(settings: CalibrateSettings) -> Path:
         # Not before: what a logger does at its end may take long, or be killed.
         state.clear()
         (run.work / KEPT).unlink(missing_ok=True)
-        return run.commit()
+        return run.commit(state.seconds)
 
 
 def _run_pass(settings: CalibrateSettings, run: Run, out: RunLogger) -> PassState:

@@ -13,13 +13,13 @@ from rich.console import Console
 from rich.table import Table
 
 from kvxfer.errors import KvxferError, NotApplicable
-from kvxfer.evals.full import OUTCOMES, FullSpec, measured, missing, overall
+from kvxfer.evals.full import OUTCOMES, FullSpec, decisive, measured, missing, overall
 from kvxfer.evals.full_report import write_full
 from kvxfer.evals.pages import PAGE, RESULTS, written
 from kvxfer.evals.results import SCHEMA
 from kvxfer.loggers import open_loggers
 from kvxfer.maps import CacheMap
-from kvxfer.runs import RECORD, Run, environment, open_run, read_json
+from kvxfer.runs import RECORD, Run, environment, file_sha256, open_run, read_json
 from kvxfer.stages.describing import columns
 from kvxfer.stages.settings import EvaluateSettings, label
 
@@ -77,6 +77,8 @@ def full(
     gone = {p["name"]: [p["status"], p["reason"]] for p in parts.found if p["status"] != "measured"}
     config = {"eval": {**spec.identity(), "missing": gone}, "pair": settings.pair_identity}
     inputs = {"train": cache_map.hash, **{name: folder.name for name, folder in parts.folders.items()}}
+    # A part that is measured again keeps its id, and may say something else.
+    inputs |= {f"{name}.sha256": file_sha256(folder / RESULTS) for name, folder in parts.folders.items()}
     with open_run(settings.outputs, "evaluate", config, inputs, settings.force) as run:
         if not run.done:
             results = _results(run, parts, together.to_dict(), inputs)
@@ -96,7 +98,7 @@ def full(
 
 
 def _results(run: Run, parts: _Parts, verdict: Mapping[str, Any], inputs: Mapping[str, str]) -> dict[str, Any]:
-    first = next(part for part in parts.found if part["name"] == verdict["decided_by"])["results"]
+    first = decisive(parts.found, verdict)["results"]
     before = first["provenance"]
     return {
         "schema": SCHEMA,

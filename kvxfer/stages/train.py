@@ -29,6 +29,10 @@ _RARE_TOKENS = 5
 
 def train(settings: TrainSettings) -> Path:
     """Fit (or find) the map and return its run's directory, which is the artifact."""
+    known = settings.outputs / "train" / train_id(settings) / RECORD
+    if settings.force or not known.is_file():
+        # Not within the run, whose seconds are the fit's alone.
+        find_calibration(settings)
     with open_run(
         settings.outputs, "train", settings.solver_config, {"calibrate": calibration_id(settings)}, settings.force
     ) as run:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kvxfer.evals.full import decisive
 from kvxfer.evals.kinds import KINDS
 from kvxfer.runs import read_json
 
@@ -82,8 +83,7 @@ def _evaluate(run: Path) -> Numbers:
     results = read_json(run / "results.json")
     if results.get("kind") == "full":
         # What decides stands for the whole.
-        decided = results["verdict"]["decided_by"]
-        results = next(part["results"] for part in results["data"]["parts"] if part["name"] == decided)
+        results = decisive(results["data"]["parts"], results["verdict"])["results"]
     if "kind" in results:
         return {**KINDS[results["kind"]].metrics(results["data"]), **_costs(results)}
     conditions: Mapping[str, Mapping[str, Any]] = results["conditions"]

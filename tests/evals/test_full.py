@@ -11,7 +11,7 @@ import pytest
 
 import kvxfer.stages.evaluate as stage
 from kvxfer.errors import KvxferError, NotApplicable
-from kvxfer.evals.full import FullSpec, overall, without_items
+from kvxfer.evals.full import FullSpec, decisive, missing, overall, without_items
 from kvxfer.evals.full_report import render
 from kvxfer.evals.items import EvalSpec
 from kvxfer.evals.perplexity import Perplexity
@@ -129,6 +129,12 @@ def test_the_page_has_every_figure(done):
     assert "<em>" not in (done / "report.html").read_text()
 
 
+def test_a_part_that_was_measured_again_makes_another_report(done, outputs, tiny_folders):
+    settings = small(outputs, tiny_folders)
+    again = replace(settings, parts={**settings.parts, "perplexity": replace(settings.parts["perplexity"], force=True)})
+    assert stage.evaluate(again, show=False)[-1].parent != done
+
+
 def test_a_part_that_fails_leaves_its_reason_and_the_others(outputs, tiny_folders):
     settings = small(outputs, tiny_folders, prefixes=(10**6,))
     with pytest.raises(
@@ -189,6 +195,15 @@ def test_the_items_decide_and_what_contradicts_them_is_named():
     worded = part("e", "beats")
     worded["verdict"]["sentence"] = "Worth it: e beats, p = 0.01."
     assert overall([worded]).sentence == "Worth it: e beats, p = 0.01."
+
+
+def test_what_is_timed_never_decides():
+    found = overall([part("t", "worse", "latency"), part("c", "beats")])
+    assert (found.word, found.decided_by, found.against) == ("Worth it", "c", ["t"])
+    found = overall([part("t", "beats", "latency")])
+    assert (found.kind, found.word, found.decided_by, found.in_favour) == ("none", "Not compared", None, ["t"])
+    assert found.sentence == "Not compared: nothing was set against the source, only times were measured (t)."
+    assert decisive([missing("a", "failed", "x"), part("t", "beats", "latency")], found.to_dict())["name"] == "t"
 
 
 def test_a_pruned_pair_is_worth_nothing_unless_it_beats_the_copy():

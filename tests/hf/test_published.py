@@ -137,6 +137,8 @@ def test_a_whole_pair_is_timed_and_marked_as_random(shapes, tmp_path):
 
 
 def test_a_slice_is_timed_and_scaled_and_says_so(shapes, tmp_path):
+    with pytest.raises(KvxferError, match=r"pair\.layers: the map reads source_hidden, .*pair\.layers=null"):
+        run("evaluate", tmp_path, *GEOMETRY, *FEW, "pair.layers=2", "pair.dtype=float32", "features=hidden")
     results = results_of(done := run("evaluate", tmp_path, *GEOMETRY, *FEW, "pair.layers=2", "pair.dtype=float32"))
     data = results["data"]
     # A target layer reads three source layers, so the source has as many.
