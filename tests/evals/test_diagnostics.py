@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import replace
 from typing import Any
@@ -82,6 +83,18 @@ def test_a_broken_layer_shows_where_it_is(data):
     assert whole == [0, 2]
     for layer in whole:
         assert own["cosine_heads"][layer] == pytest.approx([1] * 6, abs=1e-5)
+
+
+def test_a_vocabulary_that_is_padded_further_is_compared_in_the_words_of_both(exact):
+    target = exact.pair.target
+    lm, width = copy.deepcopy(target.lm), target.geometry.vocabulary + 8
+    lm.resize_token_embeddings(width, mean_resizing=False)
+    geometry = replace(target.geometry, vocabulary=width)
+    padded = LoadedModel(lm, target.tokenizer, geometry, "padded", target.revision)
+    for pair in (replace(exact.pair, source=padded), replace(exact.pair, target=padded)):
+        own, _ = EVAL.measure(replace(exact, pair=pair))["domains"]
+        assert abs(own["kl"]["value"]) < 1e-6
+        assert abs(own["predictions"]["source"]["kl"]["value"]) < 1e-6
 
 
 def own_outputs(model: LoadedModel, ids: Tensor) -> list[Tensor]:
