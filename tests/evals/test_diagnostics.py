@@ -74,6 +74,13 @@ def test_an_exact_map_has_cosine_one_and_no_divergence(exact):
     assert own["items"] != other["items"]
 
 
+def test_maps_are_compared_on_the_same_text_alone(exact, data):
+    """Another draw of the same corpus, or another corpus of its name, is another question."""
+    again, drawn = (replace(exact, domains=(), corpus=replace(TOY, seed=seed)) for seed in (0, 1))
+    assert EVAL.measure(again)["asked"] == data["asked"]
+    assert EVAL.measure(drawn)["asked"] != data["asked"]
+
+
 def test_a_broken_layer_shows_where_it_is(data):
     own = data["domains"][0]
     assert own["kl"]["value"] > 1e-5
