@@ -192,6 +192,8 @@ def test_the_report_comes_from_the_json_and_names_the_fit(data, tmp_path):
 def test_settings(exact, tmp_path):
     settings = settings_of("evaluate", tmp_path, "eval=diagnostics", "eval.domains=[toy_shuffled]")
     assert isinstance(settings.eval, Diagnostics)
+    with pytest.raises(KvxferError, match=r"eval\.domains names toy_shuffled more than once"):
+        settings_of("evaluate", tmp_path, "eval=diagnostics", "eval.domains=[toy_shuffled,toy_shuffled]")
     with pytest.raises(KvxferError, match=r"eval\.rows=1 must be 2"):
         Diagnostics("diagnostics", rows=1)
     with pytest.raises(KvxferError, match=r"eval\.prefix=1 must be 2"):
