@@ -105,10 +105,16 @@ def to_settings(
         conf.logger.group = group
     if stage == "evaluate":
         asked: Any = vars(conf)["eval"]
-        domains = [corpus_option(name) for name in getattr(asked, "domains", [])]
-        return settings.evaluate(conf, domains, _parts(cfg, getattr(asked, "parts", []), group))
+        return settings.evaluate(conf, _domains(getattr(asked, "domains", [])), _parts(cfg, getattr(asked, "parts", []), group))
     build = {"calibrate": settings.calibrate, "train": settings.train}
     return build[stage](conf)
+
+
+def _domains(names: Sequence[str]) -> list[Any]:
+    """The options of group ``corpus`` that ``eval.domains`` names."""
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise KvxferError(f"eval.domains names {', '.join(twice)} more than once; name every text once")
+    return [corpus_option(name) for name in names]
 
 
 def corpus_option(name: str) -> Any:

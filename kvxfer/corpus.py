@@ -207,7 +207,13 @@ def _toy_key(seed: int) -> str:
 
 
 def _toy_seeds(split: str, seed: int) -> Iterator[int]:
-    return (n for n in itertools.count(seed * _TOY_STORIES) if split_of(_toy_key(n)) == split)
+    """Seeds of the split from a draw's first on, below those that the toy models were trained on."""
+    if not 0 <= seed < _TOY_DRAWS:
+        raise KvxferError(
+            f"corpus.seed or eval.seed asks for draw {seed} of the toy world, which has {_TOY_DRAWS}; give a lower seed"
+        )
+    numbers = range(seed * _TOY_STORIES, _TOY_DRAWS * _TOY_STORIES)
+    return (n for n in numbers if split_of(_toy_key(n)) == split)
 
 
 def _toy_rows(spec: CorpusSpec, tokenizer: Any, split: str, room: int) -> Iterator[tuple[list[int], tuple[str, ...]]]:

@@ -15,7 +15,7 @@ import pytest
 from datasets.exceptions import DatasetNotFoundError
 from small_corpora import Stream, hub_spec, install_hub, make_documents, text_spec, tokenizer_of, write
 
-from kvxfer.corpus import CorpusSpec, RowCounts, document_key, load_rows, split_of
+from kvxfer.corpus import CorpusSpec, RowCounts, document_key, load_rows, split_of, toy_conversations, toy_stories
 from kvxfer.errors import KvxferError
 from kvxfer.toy.tokenizer import build_tokenizer
 
@@ -100,6 +100,15 @@ def test_the_toy_corpus_refuses_what_it_cannot_do() -> None:
         load_rows(CorpusSpec("toy", "toy", 16), build_tokenizer(), "fit", 1)
     with pytest.raises(KvxferError, match="the pair's tokenizer does not know the toy world's words"):
         load_rows(CorpusSpec("toy", "toy", 64), tokenizer_of([]), "fit", 1)
+
+
+@pytest.mark.parametrize("seed", [-1, 1_000_000])
+def test_stories_that_the_toy_models_were_trained_on_are_out_of_reach(seed: int) -> None:
+    message = rf"corpus\.seed or eval\.seed asks for draw {seed} of the toy world, which has 1000000"
+    with pytest.raises(KvxferError, match=message):
+        toy_stories("evaluation", 1, 64, seed)
+    with pytest.raises(KvxferError, match=message):
+        toy_conversations("evaluation", 1, 2, 16, seed)
 
 
 def test_the_hub_is_streamed_at_the_revision(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,11 +19,15 @@ from kvxfer.corpora.toy import KINDS as TOY_KINDS
 from kvxfer.corpus import KINDS, SPLITS, CorpusSpec, load_rows, split_of
 from kvxfer.evals import kinds
 from kvxfer.evals.items import EvalSpec, Item, choice_items, text_items, toy_items
-from kvxfer.toy import world
+from kvxfer.toy import conversation, world
 from kvxfer.toy.tokenizer import build_tokenizer
 
 CALIBRATION = tuple(split for split in SPLITS if split != "evaluation")
 EVALUATIONS = ("items", *kinds.KINDS)
+TEXTLESS = ("latency",)
+"""Times tokens, whatever they say."""
+# Where a split is asked for, and the place of the argument that names it.
+ASKS_FOR_SPLIT = {"load_rows": 2, "toy_stories": 0, "toy_conversations": 0}
 PACKAGE = Path(kvxfer.__file__).parent
 # Whatever an evaluation is set to, by the name of the key: so little that it takes a moment.
 LITTLE = {
@@ -66,15 +70,15 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Read:
             yield key, content
 
     monkeypatch.setattr(corpus, "_documents", documents)
-    for name in ("make_story", "make_marked_row"):
-        make = getattr(world, name)
+    for module, name in ((world, "make_story"), (world, "make_marked_row"), (conversation, "make_conversation")):
+        make = getattr(module, name)
 
         def made(seed: int, *args: Any, make: Any = make, **options: Any) -> Any:
             assert seed < world.TRAINING_SEEDS_FROM, "the toy models were trained on this"
             seen.add(split_of(f"toy/{seed}"), f"toy/{seed}")
             return make(seed, *args, **options)
 
-        monkeypatch.setattr(world, name, made)
+        monkeypatch.setattr(module, name, made)
     return seen
 
 
@@ -196,7 +200,7 @@ def test_every_kind_of_evaluation_reads_its_own_split_alone(
     other = [o for o in overrides if not o.startswith(("corpus.length", "corpus.rows"))]
     other += ["corpus.length=56", "corpus.seed=1", "corpus.rows.evaluation=4", f"map={fit}"]
     run("evaluate", outputs, *other, *asked)
-    assert set(read.by_split) <= {"evaluation"}
+    assert set(read.by_split) == (set() if kind in TEXTLESS else {"evaluation"})
 
 
 def test_no_evaluation_names_another_split() -> None:
@@ -207,8 +211,7 @@ def test_no_evaluation_names_another_split() -> None:
         for node in ast.walk(ast.parse(file.read_text())):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
                 continue
-            if node.func.id in ("load_rows", "toy_stories"):
-                place = 2 if node.func.id == "load_rows" else 0
+            if (place := ASKS_FOR_SPLIT.get(node.func.id)) is not None:
                 given = [*node.args[place : place + 1], *(k.value for k in node.keywords if k.arg == "split")]
                 found.setdefault(file.relative_to(PACKAGE).as_posix(), []).append([ast.unparse(one) for one in given])
     assert found.pop("stages/calibrate.py") == [["split"], ["split"]]

@@ -126,7 +126,7 @@ class Diagnosis:
             the key's error lay evenly in all directions.
         values: by layer and query head, V-concentration: the value's squared error weighted by squared attention, over
             its plain mean.
-        predictions: of the mapped cache and of the source, against the ceiling.
+        predictions: of the mapped cache and of the source, against the ceiling, over the words that both models have.
     """
 
     def __init__(self, pair: Pair, mapper: Mapper, plan: Plan) -> None:
@@ -151,10 +151,12 @@ class Diagnosis:
         cache = KV.join([handed, true.span(stop, true.tokens)])
         for layer, each in enumerate(queries):
             self._add_layer(layer, each[:, :, stop:].float(), true, cache, first, stop)
-        scored = answer.shape[1]
-        ceiling = self.pair.target.logits(tail, true.span(0, stop))[:, -scored:]
-        self.predictions["mapped"].add(ceiling, self.pair.target.logits(tail, handed)[:, -scored:])
-        self.predictions["source"].add(ceiling, self.pair.source.logits(tail, read)[:, -scored:])
+        scored, (source, target) = answer.shape[1], (self.pair.source, self.pair.target)
+        # The words that both models have: one vocabulary may be padded further than the other.
+        width = min(source.geometry.vocabulary, target.geometry.vocabulary)
+        ceiling = target.logits(tail, true.span(0, stop))[:, -scored:, :width]
+        self.predictions["mapped"].add(ceiling, target.logits(tail, handed)[:, -scored:, :width])
+        self.predictions["source"].add(ceiling, source.logits(tail, read)[:, -scored:, :width])
 
     def _add_layer(
         self, layer: int, queries: Float[Tensor, "rows heads new dim"], true: KV, cache: KV, first: int, stop: int

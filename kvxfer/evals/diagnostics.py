@@ -32,6 +32,7 @@ class Diagnostics(Evaluation):
 
     kind = "diagnostics"
     heading = "Diagnostics"
+    version = 2
 
     prefix: int | None = None
     scored: int = 64
@@ -60,11 +61,14 @@ class Diagnostics(Evaluation):
             raise KvxferError(f"eval.prefix={prefix} leaves no token to map between the plan's exact ones; raise it")
         subject.pair.check_length(prefix + self.scored, "eval.prefix and eval.scored")
         domains = [self._domain(subject, corpus, prefix) for corpus in subject.texts]
-        asked = {**self.identity(), "prefix": prefix, "text": domains[0]["domain"], "plan": [first, prefix - stop]}
+        own = domains[0]
+        # By content: other seeds, paths and subsets of a corpus have its name too.
+        text = {"text": own["domain"], "sha256": own["sha256"]}
+        asked = {**self.identity(), "prefix": prefix, **text, "plan": [first, prefix - stop]}
         del asked["domains"], asked["batch_tokens"]
         recorded = {f"{kind}.{layer}": value for (layer, kind), value in recorded_r2(subject.directory).items()}
         found = {"asked": asked, "domains": domains, "recorded_r2": recorded}
-        measured = {name: domains[0][name]["value"] for name in MEASURES}
+        measured = {name: own[name]["value"] for name in MEASURES}
         return {**found, "correlation": correlate(subject, asked, measured)}
 
     def _domain(self, subject: Subject, corpus: CorpusSpec, prefix: int) -> dict[str, Any]:
@@ -83,7 +87,7 @@ class Diagnostics(Evaluation):
                 found.add(part[:, :prefix], part[:, prefix:])
                 advance(len(part))
         documents = [keys[-1] for keys in rows.documents]
-        about = {"domain": corpus.name, "rows": len(rows), "documents": len(set(documents))}
+        about = {"domain": corpus.name, "rows": len(rows), "documents": len(set(documents)), "sha256": rows.digest}
         return {**about, **_summary(found, documents)}
 
     @classmethod

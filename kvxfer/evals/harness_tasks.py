@@ -120,13 +120,17 @@ def _check(name: str, task: Any) -> None:
 def _set_shots(name: str, task: Any, num_fewshot: int | None) -> None:
     """The harness's own rule: a task that sets 0 itself keeps it, one that sets nothing has 0."""
     own = task.get_config("num_fewshot")
-    if num_fewshot is not None and own != 0:
-        task.set_config(key="num_fewshot", value=num_fewshot)
-        examples = len(task.fewshot_docs()) if num_fewshot else 0
-        if num_fewshot > examples:
-            raise KvxferError(f"eval.num_fewshot={num_fewshot}: {name} has {examples} examples to draw from; lower it")
-    elif own is None:
-        task.set_config(key="num_fewshot", value=0)
+    if num_fewshot is None or own == 0:
+        task.set_config(key="num_fewshot", value=own or 0)
+        return
+    task.set_config(key="num_fewshot", value=num_fewshot)
+    if not num_fewshot:
+        return
+    examples = len(task.fewshot_docs())
+    if task.fewshot_cfg.split == task.config.test_split:
+        examples -= 1  # the asked one is none of its own
+    if num_fewshot > examples:
+        raise KvxferError(f"eval.num_fewshot={num_fewshot}: {name} has {examples} examples to draw from; lower it")
 
 
 def run_tasks(tasks: Tasks, model: Any, limit: int | None, seed: int) -> Mapping[str, Any]:

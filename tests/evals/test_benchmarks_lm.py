@@ -279,8 +279,13 @@ def test_tasks_that_can_not_be_asked_are_refused(own_tasks, monkeypatch, names, 
 def test_few_shot_settings_follow_the_harness(own_tasks):
     tasks = harness_tasks.load_tasks(["own_group"], [own_tasks], 3, 0)
     assert [task.get_config("num_fewshot") for task in tasks.single.values()] == [3, 3]
-    with pytest.raises(KvxferError, match=r"eval\.num_fewshot=7: own_one has 6 examples"):
-        harness_tasks.load_tasks(["own_one"], [own_tasks], 7, 0)
+    # Examples come from the asked questions: of six, the asked one is none.
+    with pytest.raises(KvxferError, match=r"eval\.num_fewshot=6: own_one has 5 examples"):
+        harness_tasks.load_tasks(["own_one"], [own_tasks], 6, 0)
+    one = harness_tasks.load_tasks(["own_one"], [own_tasks], 5, 0).single["own_one"]
+    one.set_fewshot_seed(seed=0)
+    prompt = one.fewshot_context(next(iter(one.eval_docs)), num_fewshot=5)
+    assert prompt.count("where ben") == 6
 
 
 def test_without_the_harness_one_line_says_how_to_install_it(monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import replace
 from typing import Any
@@ -73,6 +74,13 @@ def test_an_exact_map_has_cosine_one_and_no_divergence(exact):
     assert own["items"] != other["items"]
 
 
+def test_maps_are_compared_on_the_same_text_alone(exact, data):
+    """Another draw of the same corpus, or another corpus of its name, is another question."""
+    again, drawn = (replace(exact, domains=(), corpus=replace(TOY, seed=seed)) for seed in (0, 1))
+    assert EVAL.measure(again)["asked"] == data["asked"]
+    assert EVAL.measure(drawn)["asked"] != data["asked"]
+
+
 def test_a_broken_layer_shows_where_it_is(data):
     own = data["domains"][0]
     assert own["kl"]["value"] > 1e-5
@@ -82,6 +90,18 @@ def test_a_broken_layer_shows_where_it_is(data):
     assert whole == [0, 2]
     for layer in whole:
         assert own["cosine_heads"][layer] == pytest.approx([1] * 6, abs=1e-5)
+
+
+def test_a_vocabulary_that_is_padded_further_is_compared_in_the_words_of_both(exact):
+    target = exact.pair.target
+    lm, width = copy.deepcopy(target.lm), target.geometry.vocabulary + 8
+    lm.resize_token_embeddings(width, mean_resizing=False)
+    geometry = replace(target.geometry, vocabulary=width)
+    padded = LoadedModel(lm, target.tokenizer, geometry, "padded", target.revision)
+    for pair in (replace(exact.pair, source=padded), replace(exact.pair, target=padded)):
+        own, _ = EVAL.measure(replace(exact, pair=pair))["domains"]
+        assert abs(own["kl"]["value"]) < 1e-6
+        assert abs(own["predictions"]["source"]["kl"]["value"]) < 1e-6
 
 
 def own_outputs(model: LoadedModel, ids: Tensor) -> list[Tensor]:
@@ -172,6 +192,8 @@ def test_the_report_comes_from_the_json_and_names_the_fit(data, tmp_path):
 def test_settings(exact, tmp_path):
     settings = settings_of("evaluate", tmp_path, "eval=diagnostics", "eval.domains=[toy_shuffled]")
     assert isinstance(settings.eval, Diagnostics)
+    with pytest.raises(KvxferError, match=r"eval\.domains names toy_shuffled more than once"):
+        settings_of("evaluate", tmp_path, "eval=diagnostics", "eval.domains=[toy_shuffled,toy_shuffled]")
     with pytest.raises(KvxferError, match=r"eval\.rows=1 must be 2"):
         Diagnostics("diagnostics", rows=1)
     with pytest.raises(KvxferError, match=r"eval\.prefix=1 must be 2"):
