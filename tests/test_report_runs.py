@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -10,9 +11,10 @@ import pytest
 from scipy import stats
 
 from kvxfer.collect import Wanted, collect
+from kvxfer.errors import KvxferError
 from kvxfer.reports.command import main
 from kvxfer.reports.comparing import holm
-from kvxfer.reports.evaluations import find, groups, item_sets
+from kvxfer.reports.evaluations import Evaluated, find, groups, item_sets
 from kvxfer.reports.side_by_side import render
 from kvxfer.sweeps.measures import numbers
 from tests.evals.test_html import stands_alone
@@ -44,6 +46,28 @@ def found(runs: dict[str, Path], *names: str) -> list:
 def test_only_what_was_asked_the_same_shares_a_table(runs):
     together = groups(found(runs, "first", "text", "second", "stories", "plan", "text_second"))
     assert [[one.label for one in group] for group in together] == [["A", "C", "E"], ["B", "F"], ["D"]]
+
+
+def test_times_of_another_machine_are_another_question(runs):
+    results = results_of(runs["text"])
+    config = results["provenance"]["config"]
+    here, there = ({**config, "machine": {"name": name}} for name in ("one", "another"))
+    asked = [Evaluated("A", {**results, "provenance": {"config": each}}).question for each in (here, there, here)]
+    assert asked[0] == asked[2] != asked[1]
+
+
+@pytest.mark.parametrize("key", ["map.sha256", "map.features", "map.lam", "provenance.config.eval"])
+@pytest.mark.parametrize("name", ["first", "text"])
+def test_what_the_comparison_reads_is_asked_for(runs, tmp_path, name, key):
+    results = results_of(runs[name])
+    *parents, last = key.split(".")
+    holder = results
+    for parent in parents:
+        holder = holder[parent]
+    del holder[last]
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    with pytest.raises(KvxferError, match=rf"key {key} is missing"):
+        find([str(tmp_path)], Path("nowhere"))
 
 
 def test_a_run_that_is_named_twice_counts_once(runs):

@@ -149,7 +149,7 @@ class Benchmarks(Evaluation):
     @classmethod
     def paired(cls, data: Data) -> dict[str, list[Mapping[str, Any]]]:
         """Every sample, by benchmark: right or wrong, or its score where that is neither."""
-        found = {}
+        found: dict[str, list[Mapping[str, Any]]] = {}
         for each in data["benchmarks"]:
             scores = [(sample, sample["scores"][sample["measure"]]["mapped"]) for sample in each["samples"]]
             if each["binary"]:

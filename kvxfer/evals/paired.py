@@ -20,7 +20,7 @@ def paired_item(
     correct: bool | None = None,
     score: float | None = None,
     tokens: int = 1,
-) -> dict[str, Any]:
+) -> Mapping[str, Any]:
     """One item under its mapped cache.
 
     Args:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
 
 from kvxfer.evals import markdown
 from kvxfer.evals.figures import conditions_figure
@@ -235,8 +234,9 @@ def _have(both: Sequence[Sequence[Mapping[str, Any]]], key: str) -> bool:
     return all((item.get(key) or {}).get("mapped") is not None for items in both for item in items)
 
 
-def _columns(both: Sequence[Sequence[Mapping[str, Any]]], key: str) -> list[Float[np.ndarray, " items"]]:
-    return [np.array([item[key]["mapped"] for item in items], dtype=float) for items in both]
+def _columns(both: Sequence[Sequence[Mapping[str, Any]]], key: str) -> tuple[Any, Any]:
+    first, second = (np.array([item[key]["mapped"] for item in items], dtype=float) for items in both)
+    return first, second
 
 
 def _ci(paired: Mapping[str, Any]) -> list[float]:
