@@ -105,7 +105,8 @@ def to_settings(
         conf.logger.group = group
     if stage == "evaluate":
         asked: Any = vars(conf)["eval"]
-        return settings.evaluate(conf, _domains(getattr(asked, "domains", [])), _parts(cfg, getattr(asked, "parts", []), group))
+        domains, parts = _domains(getattr(asked, "domains", [])), _parts(cfg, getattr(asked, "parts", []), group)
+        return settings.evaluate(conf, domains, parts)
     build = {"calibrate": settings.calibrate, "train": settings.train}
     return build[stage](conf)
 
