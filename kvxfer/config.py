@@ -105,7 +105,9 @@ def to_settings(
         conf.logger.group = group
     if stage == "evaluate":
         asked: Any = vars(conf)["eval"]
-        return settings.evaluate(conf, _domains(getattr(asked, "domains", [])), _parts(cfg, getattr(asked, "parts", []), group))
+        return settings.evaluate(
+            conf, _domains(getattr(asked, "domains", [])), _parts(cfg, getattr(asked, "parts", []), group)
+        )
     build = {"calibrate": settings.calibrate, "train": settings.train}
     return build[stage](conf)
 
