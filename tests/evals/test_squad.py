@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -38,6 +39,19 @@ def test_nothing_is_left_behind_where_the_module_is_gone():
         import transformers.data.metrics.squad_metrics as found
     assert found.compute_f1("a barn", "barn") == 1
     assert {name for name in sys.modules if name.startswith("transformers.data.metrics")} <= before
+
+
+def test_a_package_that_is_left_of_it_comes_back(monkeypatch):
+    """Where the package of the module is still there without it."""
+    package = ModuleType("transformers.data.metrics")
+    package.__path__ = []
+    monkeypatch.setitem(sys.modules, package.__name__, package)
+    monkeypatch.delitem(sys.modules, f"{package.__name__}.squad_metrics", raising=False)
+    with offered():
+        from transformers.data.metrics.squad_metrics import compute_exact as found
+    assert found("a barn", "barn") == 1
+    assert sys.modules[package.__name__] is package
+    assert f"{package.__name__}.squad_metrics" not in sys.modules
 
 
 def test_coqa_of_the_harness_loads_and_scores(tmp_path: Path):
