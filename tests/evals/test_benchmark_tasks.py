@@ -1,4 +1,4 @@
-"""eval=lm_eval with tasks of every kind: log-likelihoods end to end, and what can't be asked is told before the work."""
+"""eval=lm_eval with tasks of every kind: log-likelihoods end to end; what can't be asked is told before the work."""
 
 from __future__ import annotations
 
