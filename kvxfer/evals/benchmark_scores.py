@@ -48,6 +48,12 @@ def gather(tasks: Tasks, logged: Mapping[str, Logged], log_samples: bool) -> dic
     }
 
 
+def check_measures(tasks: Tasks, logged: Logged) -> None:
+    """Raise KvxferError for a task that has no measure to compare, told from a few samples under one condition."""
+    for name, task in tasks.single.items():
+        _samples(name, task, {"one": logged}, keep=False)
+
+
 def _samples(name: str, task: Any, logged: Mapping[str, Logged], keep: bool) -> _Samples:
     """The samples of one single task, under all conditions; the harness's first filter of answers counts."""
     first = next(iter(logged.values()))["samples"][name]

@@ -11,7 +11,7 @@ from typing import Any
 
 from kvxfer.errors import KvxferError
 from kvxfer.evals.base import Data, Evaluation, Subject
-from kvxfer.evals.benchmark_scores import gather
+from kvxfer.evals.benchmark_scores import check_measures, gather
 from kvxfer.evals.benchmarks_figure import benchmarks_figure
 from kvxfer.evals.harness import Condition, Handover
 from kvxfer.evals.harness_tasks import harness_version, load_tasks, run_tasks
@@ -79,12 +79,13 @@ class Benchmarks(Evaluation):
 
             from kvxfer.evals.harness_model import HarnessModel
 
-            logged: dict[str, Mapping[str, Any]] = {}
-            for condition in CONDITIONS:
+            def answered(condition: Condition, limit: int | None) -> Mapping[str, Any]:
                 handover = Handover(pair, subject.plan, condition, subject.mapper)
-                logged[condition] = run_tasks(
-                    tasks, HarnessModel(handover, self.batch_size, self.seed), self.limit, self.seed
-                )
+                return run_tasks(tasks, HarnessModel(handover, self.batch_size, self.seed), limit, self.seed)
+
+            # What can't be asked or compared shows in one sample of every task, before hours of all of them.
+            check_measures(tasks, answered("ceiling", 1))
+            logged = {condition: answered(condition, self.limit) for condition in CONDITIONS}
             found = gather(tasks, logged, self.log_samples)
         settings = {"limit": self.limit, "num_fewshot": self.num_fewshot, "batch_size": self.batch_size}
         return {
@@ -102,7 +103,8 @@ class Benchmarks(Evaluation):
             _outcome(test),
             {each["name"]: _outcome(each["tests"]["mapped_vs_source"]) for each in single},
         )
-        where = f"on {single[0]['name']}" if len(single) == 1 else f"on {len(pooled['benchmarks'])} benchmarks"
+        counted = pooled["benchmarks"]
+        where = f"on {counted[0]}" if len(counted) == 1 else f"on {len(counted)} benchmarks"
         mixed = {"better", "worse"} <= {overall, *by_task.values()}
         kinds: dict[Outcome, Kind] = {"better": "beats", "worse": "worse", "none": "none"}
         kind: Kind = "mixed" if mixed else kinds[overall]
@@ -118,6 +120,8 @@ class Benchmarks(Evaluation):
             f"({points(test['accuracy_difference'])}, 95 % interval {interval(test['accuracy_ci'])}, "
             f"{_test_name(test)} {p_text(test['accuracy_p'])})"
         )
+        if left_out := [each["name"] for each in single if each["name"] not in counted]:
+            sentence += f", without {' and '.join(left_out)}, whose answers are not simply right or wrong"
         if len(single) > 1:
             sentence += f"; by benchmark, corrected for their number (Holm): {_listed(by_task)}"
         return Verdict(kind, head, f"{sentence}.")

@@ -16,7 +16,6 @@ from torch import Tensor
 from kvxfer.apply import Mapper
 from kvxfer.errors import KvxferError
 from kvxfer.evals.content import content_errors
-from kvxfer.evals.tables import number
 from kvxfer.maps import DIAGNOSTICS, CacheMap
 from kvxfer.moments import Output
 from kvxfer.pairs import Pair
@@ -95,23 +94,3 @@ def _compared(output: Output, r2: float, recorded: float) -> dict[str, Any]:
     finite = math.isfinite(r2)
     values = {"r2": r2, "drop": recorded - r2} if finite else {"r2": None, "drop": None}
     return {"layer": layer, "kind": kind, "recorded": recorded, **values}
-
-
-def fit_sentence(check: dict[str, Any]) -> str:
-    """What a check comes to, with its numbers."""
-    worst = check["worst"]
-    place = f"the {worst['kind']} of target layer {worst['layer']}"
-    if worst["drop"] is None:
-        return f"The map gives numbers that are not finite, first in {place}."
-    numbers = f"{number(worst['r2'])} here, {number(worst['recorded'])} on the fit's held-out rows"
-    if check["passed"]:
-        return (
-            f"The map does on this text what its fit reported: the largest drop in R² is in {place} ({numbers}), and "
-            f"{check['tolerated']:g} is tolerated."
-        )
-    named = ", ".join(f"{row['kind']} of layer {row['layer']}" for row in check["below"])
-    return (
-        f"The map does not do on this text what its fit reported: R² is more than {check['tolerated']:g} lower in "
-        f"{len(check['below'])} of {len(check['outputs'])} target layers and kinds ({named}), most in {place} "
-        f"({numbers}). Either the text differs by much, or the map is misread, stale or another pair's."
-    )

@@ -1,7 +1,8 @@
 """What a benchmark harness asks of a language model, answered by a target that goes on from a cache it is handed.
 
 A request is a context and what is to be scored or decoded after it. The context is handed over under one condition
-(``Handover``) once for all that is asked after it, however many answers a question has. Contexts of equal length share
+(``Handover``) once for all that is asked after it, however many answers a question has; where nothing is handed over
+(ceiling, source) the model reads it anew with each answer, in one plain pass. Contexts of equal length share
 a forward pass, so nothing is padded and no token's position depends on its neighbours in a batch.
 """
 

@@ -95,13 +95,18 @@ def _load(manager: Any, name: str) -> dict[str, Any]:
         return dict(manager.load([name]))
     except Exception as error:  # data sets and task files fail with almost any type
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}
-        advice = "HF_HUB_OFFLINE is set: unset it to download" if offline else "check the network"
-        if isinstance(error, ImportError | SyntaxError):
-            advice = "install what its code needs"
-        raise KvxferError(
-            f"eval.tasks: {name} can't be loaded ({reason}); {advice}, or name tasks whose data is here, as toy_choices"
-        ) from error
+        raise KvxferError(f"eval.tasks: {name} can't be loaded ({reason}); {_advice(error)}") from error
+
+
+def _advice(error: Exception) -> str:
+    if isinstance(error, ImportError | SyntaxError):
+        return "install what its code needs"
+    # What is not there and what can't be reached; httpx alone has no OSError for it.
+    if not isinstance(error, OSError) and type(error).__module__.partition(".")[0] != "httpx":
+        return "its file or its data is faulty: correct it"
+    offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}
+    tried = "HF_HUB_OFFLINE is set: unset it to download" if offline else "check the network"
+    return f"{tried}, or name tasks whose data is here, as toy_choices"
 
 
 def _check(name: str, task: Any) -> None:

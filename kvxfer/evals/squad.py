@@ -51,8 +51,13 @@ def offered() -> Iterator[None]:
     package, module = ModuleType(_PACKAGE), ModuleType(_MODULE)
     vars(module).update(compute_exact=compute_exact, compute_f1=compute_f1)
     vars(package).update(squad_metrics=module)
+    before = {name: sys.modules.get(name) for name in (_PACKAGE, _MODULE)}
     sys.modules |= {_PACKAGE: package, _MODULE: module}
     try:
         yield
     finally:
-        del sys.modules[_PACKAGE], sys.modules[_MODULE]
+        for name, known in before.items():
+            if known is None:
+                sys.modules.pop(name, None)
+            else:
+                sys.modules[name] = known

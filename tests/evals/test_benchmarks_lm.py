@@ -6,7 +6,6 @@ import copy
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,6 @@ from kvxfer.evals.scoring import score
 from kvxfer.evals.toy_tasks import TOY_TASKS, write_toy_tasks
 from kvxfer.evals.verdict import Verdict
 from kvxfer.reports.comparing import holm
-from kvxfer.toy.tokenizer import build_tokenizer
 from tests.harness_pairs import own_model
 from tests.small_runs import results_of, run, settings_of, toy_models
 
@@ -242,6 +240,14 @@ def test_the_verdict_says_what_the_tests_do():
     assert "exact McNemar p < 0.001" in alone.sentence
 
 
+def test_the_verdict_says_what_is_not_in_its_number():
+    data = data_of(random_scores(2), random_scores(3))
+    data["pooled"] = {**data["benchmarks"][0], "benchmarks": ["task0"]}
+    sentence = Benchmarks.verdict(data).sentence
+    assert " on task0, with " in sentence
+    assert ", without task1, whose answers are not simply right or wrong; by benchmark" in sentence
+
+
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
@@ -286,17 +292,3 @@ def test_few_shot_settings_follow_the_harness(own_tasks):
     one.set_fewshot_seed(seed=0)
     prompt = one.fewshot_context(next(iter(one.eval_docs)), num_fewshot=5)
     assert prompt.count("where ben") == 6
-
-
-def test_without_the_harness_one_line_says_how_to_install_it(monkeypatch):
-    monkeypatch.setattr(harness_tasks.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(KvxferError, match=r'pip install "kvxfer\[eval\]"'):
-        Benchmarks("lm_eval").identity()
-
-
-def test_toy_words_that_a_tokenizer_cuts_are_refused(tmp_path):
-    letters = SimpleNamespace(encode=lambda text, **_: list(text), decode="".join)
-    with pytest.raises(KvxferError, match=r"words the pair's tokenizer does not know"):
-        write_toy_tasks(tmp_path, letters, LENGTH)
-    with pytest.raises(KvxferError, match=r"corpus\.length=5"):
-        write_toy_tasks(tmp_path, build_tokenizer(), 5)

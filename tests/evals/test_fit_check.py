@@ -11,7 +11,7 @@ from torch import Tensor
 from kvxfer.apply import Mapper
 from kvxfer.errors import KvxferError
 from kvxfer.evals.content import ContentErrors, content_errors, mapped_content
-from kvxfer.evals.fit_check import TOLERATED_DROP, check_fit, fit_sentence, recorded_r2
+from kvxfer.evals.fit_check import TOLERATED_DROP, check_fit, recorded_r2
 from kvxfer.maps import DIAGNOSTICS, CacheMap
 from kvxfer.moments import Output
 from kvxfer.pairs import Pair
@@ -72,12 +72,10 @@ def test_an_exact_map_passes_and_a_broken_layer_is_named(pair, ids, tmp_path):
     assert good["passed"]
     assert good["tokens"] == 4 * (30 - 3 - 2)
     assert all(row["r2"] == pytest.approx(1, abs=1e-4) for row in good["outputs"])
-    assert "does on this text what its fit reported" in fit_sentence(good)
     broken = changed(cache_map, 1, "keys", 0.0)
     bad = check_fit(pair, Mapper(broken), broken, tmp_path, PLAN, ids)
     assert [(row["layer"], row["kind"]) for row in bad["below"]] == [(1, "keys")]
     assert bad["worst"]["drop"] > TOLERATED_DROP
-    assert "keys of layer 1), most in the keys of target layer 1" in fit_sentence(bad)
     json.dumps(bad, allow_nan=False)
 
 
@@ -86,7 +84,6 @@ def test_numbers_that_are_not_finite_are_the_worst(pair, ids, tmp_path):
     record_fit(tmp_path, cache_map)
     check = check_fit(pair, Mapper(cache_map), cache_map, tmp_path, PLAN, ids)
     assert (check["worst"]["layer"], check["worst"]["kind"], check["worst"]["r2"]) == (2, "values", None)
-    assert "not finite, first in the values of target layer 2" in fit_sentence(check)
     json.dumps(check, allow_nan=False)
 
 
