@@ -85,7 +85,7 @@ class Benchmarks(Evaluation):
 
             # What can't be asked or compared shows in one sample of every task, before hours of all of them.
             check_measures(tasks, answered("ceiling", 1))
-            logged = {condition: answered(condition, self.limit) for condition in CONDITIONS}
+            logged: dict[str, Mapping[str, Any]] = {name: answered(name, self.limit) for name in CONDITIONS}
             found = gather(tasks, logged, self.log_samples)
         settings = {"limit": self.limit, "num_fewshot": self.num_fewshot, "batch_size": self.batch_size}
         return {
