@@ -89,9 +89,11 @@ def test_a_reversed_pair_goes_through_all_commands(text, tmp_path):
 
 
 def command(script: str, *arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """A real command; what W&B keeps for itself stays in the folder."""
+    """A real command; what W&B keeps for itself stays in the folder, and it starts a service of its own."""
     kept = {f"WANDB_{name}_DIR": str(folder / "home" / name.lower()) for name in ("DATA", "CACHE", "CONFIG")}
-    environment = {**os.environ, **kept, "OMP_NUM_THREADS": "1"}
+    # The address of the service that this process has used: another test may have ended it.
+    inherited = {name: value for name, value in os.environ.items() if "WANDB_SERVICE" not in name}
+    environment = {**inherited, **kept, "OMP_NUM_THREADS": "1"}
     line = [sys.executable, str(ROOT / script), *arguments, "pair.device=cpu"]
     return subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True)
 
