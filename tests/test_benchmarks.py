@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from tests.benchmark_scripts import load_benchmark
+
 
 @pytest.fixture
 def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """``benchmarks/selection.py``, which is no part of a package."""
-    path = Path(__file__).parent.parent / "benchmarks" / "selection.py"
-    spec = importlib.util.spec_from_file_location("selection_benchmark", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)
-    spec.loader.exec_module(module)
-    return module
+    return load_benchmark("selection", monkeypatch)
 
 
 def test_a_small_run_has_equal_scores_and_every_ratio(

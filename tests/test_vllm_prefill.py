@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import sys
 import time
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +13,7 @@ import pytest
 from kvxfer.errors import KvxferError
 from kvxfer.evals.vllm import KEYS, figures_for, floor_seconds
 from kvxfer.hf import ModelSpec, load_config, read_geometry
+from tests.benchmark_scripts import load_benchmark
 
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
 SMALL = ["--lengths", "16", "32", "--repeats", "2", "--warmup", "1", "--dtype", "float32"]
@@ -21,14 +21,7 @@ SMALL = ["--lengths", "16", "32", "--repeats", "2", "--warmup", "1", "--dtype", 
 
 @pytest.fixture
 def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    path = Path(__file__).parent.parent / "benchmarks" / "vllm_prefill.py"
-    spec = importlib.util.spec_from_file_location("vllm_prefill", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)
-    spec.loader.exec_module(module)
-    return module
+    return load_benchmark("vllm_prefill", monkeypatch)
 
 
 @pytest.fixture

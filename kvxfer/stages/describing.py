@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from kvxfer.corpus import CorpusSpec
+from kvxfer.loggers import RunLogger, open_loggers
 from kvxfer.maps import CacheMap
 from kvxfer.pairs import Pair
-from kvxfer.stages.settings import EvaluateSettings, dials
+from kvxfer.runs import Run
+from kvxfer.stages.settings import EvaluateSettings, dials, label
 
 
 def columns(settings: EvaluateSettings, cache_map: CacheMap) -> dict[str, Any]:
@@ -17,6 +21,19 @@ def columns(settings: EvaluateSettings, cache_map: CacheMap) -> dict[str, Any]:
     names = {key: m[key]["name"] for key in ("solver", "penalty", "rank", "features")}
     about = {"plan": settings.plan.name, "corpus": settings.corpus.name, "eval": settings.eval.name}
     return {"pair": settings.pair.label, **names, **dials(m), **about}
+
+
+@contextmanager
+def evaluation_loggers(
+    settings: EvaluateSettings, run: Run, cache_map: CacheMap, inputs: dict[str, str]
+) -> Iterator[RunLogger]:
+    """The loggers of an evaluation's run, named by its map; ``inputs`` are the ids that they show."""
+    about = columns(settings, cache_map)
+    name, tags = label(about)
+    logged = {**about, "config": run.record["config"], "inputs": inputs}
+    group = settings.logger.group or settings.pair.label
+    with open_loggers(settings.logger, run.work, run.id, "evaluate", name, logged, group, tags) as out:
+        yield out
 
 
 def evaluated_corpus(corpus: CorpusSpec) -> dict[str, Any]:

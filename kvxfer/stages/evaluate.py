@@ -22,7 +22,7 @@ from kvxfer.evals.pages import RESULTS, written
 from kvxfer.evals.statistics import summarise
 from kvxfer.evals.tables import number, percent
 from kvxfer.evals.verdict import fit_warning
-from kvxfer.loggers import RunLogger, open_loggers
+from kvxfer.loggers import RunLogger
 from kvxfer.maps import CacheMap
 from kvxfer.pairs import Load, Pair, load_pair
 from kvxfer.plan import Plan
@@ -30,13 +30,12 @@ from kvxfer.progress import progress
 from kvxfer.report import terminal_table, write_results
 from kvxfer.runs import Run, environment, open_run, read_json
 from kvxfer.stages.baseline import Asked, Baselines, ask, find_baselines
-from kvxfer.stages.describing import columns as about_run
-from kvxfer.stages.describing import describe_map, evaluated_corpus
+from kvxfer.stages.describing import describe_map, evaluated_corpus, evaluation_loggers
 from kvxfer.stages.finding import find_map
 from kvxfer.stages.full import full
 from kvxfer.stages.measure import measure
 from kvxfer.stages.random_map import refuse_random
-from kvxfer.stages.settings import EvaluateSettings, label
+from kvxfer.stages.settings import EvaluateSettings
 from kvxfer.stages.train import SELECTION
 
 log = logging.getLogger("kvxfer")
@@ -71,11 +70,8 @@ def evaluate(settings: EvaluateSettings, show: bool = True, load: Load = load_pa
         if run.done:
             log.info("evaluation %s is there already", run.id)
         else:
-            columns = about_run(settings, cache_map)
-            name, tags = label(columns)
-            about = {**columns, "config": config, "inputs": {"train": directory.name, "map": cache_map.hash}}
-            group = settings.logger.group or settings.pair.label
-            with open_loggers(settings.logger, run.work, run.id, "evaluate", name, about, group, tags) as out:
+            shown = {"train": directory.name, "map": cache_map.hash}
+            with evaluation_loggers(settings, run, cache_map, shown) as out:
                 results = _evaluate(settings, run, cache_map, directory, load)
                 write_results(results, run.work)
                 _log(out, results, run.work)

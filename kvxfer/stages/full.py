@@ -17,11 +17,10 @@ from kvxfer.evals.full import OUTCOMES, FullSpec, decisive, measured, missing, o
 from kvxfer.evals.full_report import write_full
 from kvxfer.evals.pages import PAGE, RESULTS, written
 from kvxfer.evals.results import SCHEMA
-from kvxfer.loggers import open_loggers
 from kvxfer.maps import CacheMap
 from kvxfer.runs import RECORD, Run, environment, file_sha256, open_run, read_json
-from kvxfer.stages.describing import columns
-from kvxfer.stages.settings import EvaluateSettings, label
+from kvxfer.stages.describing import evaluation_loggers
+from kvxfer.stages.settings import EvaluateSettings
 
 log = logging.getLogger("kvxfer")
 
@@ -123,11 +122,7 @@ def _write(
     settings: EvaluateSettings, run: Run, cache_map: CacheMap, results: dict[str, Any], folders: Mapping[str, Path]
 ) -> None:
     """All files, and what the loggers keep of them; the parts have logged their numbers themselves."""
-    about = columns(settings, cache_map)
-    name, tags = label(about)
-    logged = {**about, "config": run.record["config"], "inputs": run.record["inputs"]}
-    group = settings.logger.group or settings.pair.label
-    with open_loggers(settings.logger, run.work, run.id, "evaluate", name, logged, group, tags) as out:
+    with evaluation_loggers(settings, run, cache_map, run.record["inputs"]) as out:
         write_full(results, run.work, folders)
         for figure in sorted((run.work / "figures").glob("*.png")):
             out.figure(figure.stem, figure)

@@ -15,13 +15,13 @@ from kvxfer.evals.kinds import KINDS
 from kvxfer.evals.pages import RESULTS, written
 from kvxfer.evals.rendering import write_report
 from kvxfer.hf import resolve_device
-from kvxfer.loggers import RunLogger, open_loggers
+from kvxfer.loggers import RunLogger
 from kvxfer.maps import CacheMap
 from kvxfer.pairs import Load, Pair, load_pair
 from kvxfer.runs import Run, environment, open_run, read_json
-from kvxfer.stages.describing import columns, describe_map, evaluated_corpus
+from kvxfer.stages.describing import describe_map, evaluated_corpus, evaluation_loggers
 from kvxfer.stages.finding import find_reverse
-from kvxfer.stages.settings import EvaluateSettings, label
+from kvxfer.stages.settings import EvaluateSettings
 from kvxfer.timing import machine
 
 log = logging.getLogger("kvxfer")
@@ -56,11 +56,8 @@ def measure(
         if run.done:
             log.info("evaluation %s is there already", run.id)
         else:
-            about = columns(settings, cache_map)
-            name, tags = label(about)
-            logged = {**about, "config": config, "inputs": {"train": directory.name, "map": cache_map.hash}}
-            group = settings.logger.group or settings.pair.label
-            with open_loggers(settings.logger, run.work, run.id, "evaluate", name, logged, group, tags) as out:
+            shown = {"train": directory.name, "map": cache_map.hash}
+            with evaluation_loggers(settings, run, cache_map, shown) as out:
                 results = _measure(settings, spec, run, cache_map, directory, reverse, load)
                 write_report(results, run.work)
                 _log(out, results, run.work)
