@@ -36,7 +36,18 @@ VERSIONS = {
 }
 """Raised whenever a stage's numbers may change, with a word on why: older runs are then not taken for new ones."""
 
-_PACKAGES = ("torch", "transformers", "hydra-core", "numpy", "scipy", "safetensors", "tokenizers", "datasets", "wandb")
+_PACKAGES = (
+    "torch",
+    "transformers",
+    "hydra-core",
+    "numpy",
+    "scipy",
+    "safetensors",
+    "tokenizers",
+    "datasets",
+    "wandb",
+    "lightning",
+)
 
 
 def run_id(stage: str, config: dict[str, Any], inputs: dict[str, str]) -> str:
