@@ -15,7 +15,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 from kvxfer.cli import one_line, wrong_option
-from kvxfer.config import job_config, plain, save_job, stage_of, to_settings, value_of
+from kvxfer.config import job_config, plain, refuse_in_multirun, save_job, stage_of, to_settings, value_of
 from kvxfer.errors import KvxferError
 from kvxfer.sweeps.jobs import Job, job_file, sweep_id
 from kvxfer.sweeps.skipping import read_skip, without_skipped
@@ -102,6 +102,6 @@ class GridSweeper(BasicSweeper):
         config = job_config(composed)
         if stage_of(config) != self.stage:
             raise KvxferError(f"this config is one of {stage_of(config)}.py and cannot be run by {self.stage}.py")
-        to_settings(self.stage, config)
+        refuse_in_multirun(to_settings(self.stage, config))
         pairs = [override.partition("=")[::2] for override in changed]
         return Job(number, {key: value_of(config, key, text) for key, text in pairs}, config)

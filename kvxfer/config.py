@@ -111,6 +111,16 @@ def to_settings(
     return build[stage](conf)
 
 
+def refuse_in_multirun(settings: CalibrateSettings) -> None:
+    """Refuse a job of a multirun that trains on several devices, each of whose processes would run the whole grid."""
+    training = getattr(settings, "training", None)
+    if training is not None and training.trainer.devices > 1:
+        raise KvxferError(
+            f"trainer.devices={training.trainer.devices} in a multirun, where every job trains on one device: "
+            "set trainer.devices=1, or give the job as a command of its own"
+        )
+
+
 def _domains(names: Sequence[str]) -> list[Any]:
     """The options of group ``corpus`` that ``eval.domains`` names."""
     if twice := sorted({name for name in names if names.count(name) > 1}):

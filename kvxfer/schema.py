@@ -54,6 +54,7 @@ class RowsConf:
     validation: int = 128
     held_out: int = 64
     evaluation: int = 64
+    training: int = 512
 
 
 @dataclass
@@ -124,6 +125,42 @@ class SolverConf:
     k_per: str = "pair"
     candidates: list[str] | None = None
     choose: str | None = None
+    base: str | None = None
+    base_map: str | None = None
+    layers: list[int] | None = None
+    attention: float | None = None
+    kl: float | None = None
+    mse: float | None = None
+    queries: str | None = None
+    carried: bool | None = None
+    hidden: int | None = None
+    activation: str | None = None
+    depth: int | None = None
+    share: bool | None = None
+    delta_rank: int | None = None
+
+
+@dataclass
+class TrainerConf:
+    """Group ``trainer``."""
+
+    name: str = MISSING
+    max_steps: int = 1000
+    batch_size: int = 8
+    lr: Number = 1e-3
+    weight_decay: float = 0.0
+    warmup_steps: int = 50
+    schedule: str = "cosine"
+    gradient_clip: float = 1.0
+    precision: str = "32-true"
+    validate_every: int = 100
+    patience: int | None = 5
+    seed: int = 0
+    cache_gib: float = 2.0
+    devices: int = 1
+    strategy: str = "auto"
+    accelerator: str = "auto"
+    ckpt_path: str | None = None
 
 
 @dataclass
@@ -191,6 +228,7 @@ class TrainConf(CalibrateConf):
 
     features: FeaturesConf = field(default_factory=FeaturesConf)
     solver: SolverConf = field(default_factory=SolverConf)
+    trainer: TrainerConf = field(default_factory=TrainerConf)
     penalty: PenaltyConf = field(default_factory=PenaltyConf)
     rank: RankConf = field(default_factory=RankConf)
     build_missing: bool = True

@@ -72,7 +72,19 @@ def test_help_shows_the_groups_and_imports_nothing_heavy(stage):
     *text, heavy = shown.stdout.strip().splitlines()
     assert json.loads(heavy) == []
     groups = {line.split(":")[0] for line in text}
-    expected = {"pair", "corpus", "calibration", "logger", "features", "solver", "penalty", "rank", "plan", "eval"}
+    expected = {
+        "pair",
+        "corpus",
+        "calibration",
+        "logger",
+        "features",
+        "solver",
+        "penalty",
+        "rank",
+        "trainer",
+        "plan",
+        "eval",
+    }
     assert expected <= groups
 
 

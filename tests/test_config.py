@@ -14,7 +14,7 @@ from kvxfer.features import DESIGNS
 
 GROUPS = {
     "calibrate": ("pair", "corpus", "calibration", "logger"),
-    "train": ("pair", "corpus", "calibration", "logger", "features", "solver", "penalty", "rank"),
+    "train": ("pair", "corpus", "calibration", "logger", "features", "solver", "penalty", "rank", "trainer"),
     "evaluate": (
         "pair",
         "corpus",
@@ -24,6 +24,7 @@ GROUPS = {
         "solver",
         "penalty",
         "rank",
+        "trainer",
         "plan",
         "eval",
     ),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from functools import cached_property, reduce
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,13 @@ from kvxfer.evals.base import Evaluation
 from kvxfer.evals.full import FullSpec
 from kvxfer.evals.items import EvalSpec
 from kvxfer.evals.kinds import KINDS
-from kvxfer.features import DESIGNS, Features
+from kvxfer.features import Features
 from kvxfer.loggers import LoggerSpec
 from kvxfer.pairs import PairSpec, pair_identity
-from kvxfer.penalties import PENALTIES
 from kvxfer.plan import Plan
-from kvxfer.ranks import RANKS
-from kvxfer.solvers import SOLVERS, Solver
+from kvxfer.solvers import Solver
 from kvxfer.stages.pair_settings import pair_spec
+from kvxfer.stages.solver_settings import Training, choice, design, solver_of
 
 
 @dataclass(frozen=True)
@@ -45,8 +44,8 @@ class CalibrateSettings:
     def calibration_config(self, shard: bool) -> dict[str, Any]:
         """What decides the moments. ``shard`` adds which share of the rows this process takes."""
         corpus = self.corpus.identity()
-        # Text that only evaluation reads does not change the moments.
-        corpus["rows"] = {k: v for k, v in corpus["rows"].items() if k != "evaluation"}
+        # Text that only training and evaluation read does not change the moments.
+        corpus["rows"] = {k: v for k, v in corpus["rows"].items() if k not in ("training", "evaluation")}
         config: dict[str, Any] = {"pair": self.pair_identity, "corpus": corpus}
         config["calibration"] = self.calibration.identity(self.corpus.rows)
         if shard and self.corpus.num_shards > 1:
@@ -64,11 +63,18 @@ class CalibrateSettings:
 
 @dataclass(frozen=True)
 class TrainSettings(CalibrateSettings):
-    """What ``train.py`` needs."""
+    """What ``train.py`` needs. ``solver`` is the closed form: of the map, or of the base that a map is trained on."""
 
     solver: Solver
     solver_config: dict[str, Any]
     build_missing: bool
+    training: Training | None = field(default=None, kw_only=True)
+
+    def base(self) -> TrainSettings:
+        """The settings of the closed-form base alone."""
+        if self.training is None:
+            return self
+        return replace(self, training=None, solver_config=self.training.base_config)
 
     def columns(self) -> dict[str, Any]:
         """Flat columns that every logged run has."""
@@ -80,7 +86,10 @@ class TrainSettings(CalibrateSettings):
 def dials(config: dict[str, Any]) -> dict[str, Any]:
     """The values that grids sweep, from a map's scientific config; those that an option does not read are None."""
     solver, penalty, rank = config["solver"], config["penalty"], config["rank"]
-    return {"k": solver["k"], "lam": penalty["lam"], "alpha": penalty.get("alpha"), "r": rank.get("r")}
+    found = {"k": solver["k"], "lam": penalty["lam"], "alpha": penalty.get("alpha"), "r": rank.get("r")}
+    if (trainer := config.get("trainer")) is not None:
+        found |= {"trainer_seed": trainer["seed"], "max_steps": trainer["max_steps"], "lr": trainer["lr"]}
+    return found
 
 
 @dataclass(frozen=True)
@@ -104,6 +113,8 @@ class EvaluateSettings(TrainSettings):
 def label(columns: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
     """The name and the tags of a logged run about a map."""
     name = f"{columns['pair']}/{columns['features']}-{columns['solver']}-{columns['penalty']}-{columns['rank']}"
+    if "trainer_seed" in columns:
+        name += f"-seed{columns['trainer_seed']}"
     return name, tuple(str(columns[key]) for key in ("pair", "solver", "penalty", "rank", "features"))
 
 
@@ -167,62 +178,6 @@ def _common(conf: Any, features: Features | None, probe: bool = False, weights: 
     }
 
 
-def design(name: str, key: str) -> Features:
-    """A named design, or several joined by ``+``; an error names the key."""
-    parts = name.split("+")
-    if not set(parts) <= set(DESIGNS):
-        raise KvxferError(f"{key}={name!r} is none of {', '.join(DESIGNS)}")
-    # In one order: the name is part of a calibration's id.
-    return reduce(Features.joined, (DESIGNS[part] for part in sorted(set(parts), key=list(DESIGNS).index)))
-
-
-def _choice(options: dict[str, Any], name: str, key: str) -> Any:
-    if name not in options:
-        raise KvxferError(f"{key}.name={name!r} is none of {', '.join(options)}: choose an option with {key}=<name>")
-    return options[name]
-
-
-_FEATURES = tuple(field.name for field in fields(Features) if field.name != "name")
-
-
-def _features(conf: Any) -> Features:
-    given = {key: getattr(conf.features, key) for key in _FEATURES}
-    if conf.features.name != "auto":
-        return Features(conf.features.name, **{key: value for key, value in given.items() if value is not None})
-    for key, value in given.items():
-        if value is not None:
-            raise KvxferError(f"features.{key}={value} has no effect with features=auto: choose e.g. features=both")
-    return design(conf.pair.features, "pair.features")
-
-
-def _normalise(conf: Any) -> None:
-    """1 and 1.0 are the same question and must have the same id: λ and α are floats, whole k and ranks integers."""
-    for group, key in ((conf.penalty, "lam"), (conf.penalty, "alpha"), (conf.solver, "selection_lam")):
-        value = getattr(group, key)
-        if isinstance(value, int):
-            setattr(group, key, float(value))
-    for group, key in ((conf.solver, "k"), (conf.rank, "r")):
-        value = getattr(group, key)
-        if isinstance(value, float) and value.is_integer():
-            setattr(group, key, int(value))
-
-
-def _solver_options(conf: Any, solver_class: Any) -> dict[str, Any]:
-    """The keys of ``solver`` that the solver has, each a part of the map's id unless it decides nothing."""
-    known = {item.name for item in fields(solver_class)}
-    options = {key: value for key, value in vars(conf).items() if value is not None}
-    for key, value in options.items():
-        if key not in known:
-            raise KvxferError(f"solver.{key}={value} has no effect with solver={conf.name}")
-    return options
-
-
-def _solver_identity(options: dict[str, Any]) -> dict[str, Any]:
-    """The options without what is as it was before it could be chosen, so that old questions keep their ids."""
-    one_k = options["k"] != "auto" or options["k_per"] == "pair"
-    return {key: value for key, value in options.items() if not (key == "k_per" and one_k)}
-
-
 def _training(conf: Any) -> dict[str, Any]:
     if conf.corpus.num_shards != 1:
         raise KvxferError(
@@ -230,16 +185,8 @@ def _training(conf: Any) -> dict[str, Any]:
             "every corpus.shard_index first (with the calibration settings that build_missing=false names here), then "
             "this without corpus.num_shards"
         )
-    features = _features(conf)
-    penalty_class = _choice(PENALTIES, conf.penalty.name, "penalty")
-    rank_class = _choice(RANKS, conf.rank.name, "rank")
-    solver_class = _choice(SOLVERS, conf.solver.name, "solver")
-    _normalise(conf)
-    penalty = penalty_class(**vars(conf.penalty))
-    rank = rank_class(**vars(conf.rank))
-    options = _solver_options(conf.solver, solver_class)
-    plain = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
-    solver = solver_class(**plain, features=features, penalty=penalty, rank=rank)
+    asked = solver_of(conf)
+    solver: Any = asked.solver
     if solver.needs_metrics and not conf.calibration.metrics:
         raise KvxferError(
             "calibration.metrics=false, but penalty=attention, rank.metric=attention and solver.criterion=query weigh "
@@ -257,16 +204,11 @@ def _training(conf: Any) -> dict[str, Any]:
             f"calibration.weights=none, but solver={solver.name} weighs tokens by the target's attention: "
             "set calibration.weights=auto"
         )
-    config = {
-        "solver": _solver_identity(options),
-        "penalty": penalty.to_dict(),
-        "rank": rank.to_dict(),
-        "features": features.identity(),
-    }
     return {
-        **_common(conf, features, solver.needs_probe, solver.needs_weights),
+        **_common(conf, solver.features, solver.needs_probe, solver.needs_weights),
         "solver": solver,
-        "solver_config": config,
+        "solver_config": asked.config,
+        "training": asked.training,
         "build_missing": conf.build_missing,
     }
 
@@ -288,7 +230,7 @@ def evaluate(
     plan = Plan(**vars(conf.plan))
     given = {key: tuple(value) if isinstance(value, list) else value for key, value in vars(conf.eval).items()}
     del given["kind"]
-    spec = _choice({"items": EvalSpec, "full": FullSpec, **KINDS}, conf.eval.kind, "eval.kind")(**given)
+    spec = choice({"items": EvalSpec, "full": FullSpec, **KINDS}, conf.eval.kind, "eval.kind")(**given)
     if isinstance(spec, EvalSpec) and spec.choices and conf.corpus.kind == "toy":
         raise NotApplicable(
             f"eval.choices={conf.eval.choices} asks which text follows, and corpus={conf.corpus.name} has questions of "

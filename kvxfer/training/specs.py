@@ -125,6 +125,9 @@ class Corrected(Trained):
             raise KvxferError(f"solver.delta_rank={self.delta_rank} must be 1 or more, or null for a full change")
 
 
+TRAINED: dict[str, type[Trained]] = {"residual": Residual, "mlp": MLP, "mlp_small": MLP, "corrected": Corrected}
+
+
 @dataclass(frozen=True)
 class TrainerSpec:
     """How a map is trained; the fields are the keys of ``configs/trainer/*.yaml``.
