@@ -50,7 +50,6 @@ class RowCounts:
     validation: int = 128
     held_out: int = 64
     evaluation: int = 64
-    training: int = 512
 
     def of(self, split: str) -> int:
         """The count of one split."""
