@@ -83,7 +83,7 @@ def test_gradients_reach_keys_and_values_of_every_layer(family: str, attention: 
 
     leaves = [*past.keys, *past.values]
     gradients = torch.autograd.grad(loss(past), leaves)
-    step = 1e-3  # logits come in float32
+    step = 1e-2  # norms and logits are float32 within
     for place, (leaf, gradient) in enumerate(zip(leaves, gradients, strict=True)):
         way = torch.randn(leaf.shape, generator=rng, dtype=torch.float64)
         sides = []
@@ -92,7 +92,7 @@ def test_gradients_reach_keys_and_values_of_every_layer(family: str, attention: 
             with torch.no_grad():
                 sides.append(loss(KV(moved[: past.layers], moved[past.layers :])))
         wanted = float(sides[0] - sides[1]) / (2 * step)
-        assert float((gradient * way).sum()) == pytest.approx(wanted, rel=1e-3, abs=1e-5)
+        assert float((gradient * way).sum()) == pytest.approx(wanted, rel=1e-3, abs=1e-4)
     assert all(bool(gradient.abs().sum() > 0) for gradient in gradients)
     assert all(parameter.grad is None for parameter in model.lm.parameters())
 
