@@ -22,8 +22,10 @@ from kvxfer.moments import Output
 from kvxfer.random_features import RandomFeatures
 from kvxfer.runs import file_sha256, read_json, write_json
 from kvxfer.solvers.base import LinearLayer
+from kvxfer.trunks import Trunk, read_trunks, require_readable
 
-SCHEMA = 1
+SCHEMA, SCHEMA_OF_TRUNKS = 1, 2
+"""Of a map of linear layers alone, and of one with trunks, which versions that know none must refuse."""
 MANIFEST, TENSORS, EVIDENCE = "manifest.json", "map.safetensors", "evidence"
 DIAGNOSTICS = "diagnostics.json"
 """What a fit recorded of its own quality, beside the map; it is not part of the artifact."""
@@ -32,20 +34,31 @@ _CACHED_BYTES = 2
 
 @dataclass(frozen=True)
 class CacheMap:
-    """For every target layer and kind, a linear function of blocks, and the manifest that names its pair.
+    """For every target layer and kind, a function of blocks, and the manifest that names its pair.
+
+    The function is linear, plus what is read out of the trunks where a map was trained. Each output has its linear
+    part; where that is its bias alone it has no blocks, and a weight of no rows.
 
     Attributes:
-        random: the random features that some layers read, or None.
+        random: the random features that some layers or trunks read, or None.
+        trunks: hidden layers that outputs read beside their linear parts.
+
+    Raises:
+        KvxferError: a trunk is read by an output that has no layer here, or one of another width.
     """
 
     layers: dict[Output, LinearLayer]
     manifest: dict[str, Any]
     random: RandomFeatures | None = None
+    trunks: tuple[Trunk, ...] = ()
+
+    def __post_init__(self) -> None:
+        require_readable(self.trunks, {output: layer.bias.numel() for output, layer in self.layers.items()})
 
     @property
     def blocks(self) -> set[Block]:
-        """All blocks that some layer reads."""
-        return {block for layer in self.layers.values() for block in layer.blocks}
+        """All blocks that some layer or trunk reads."""
+        return {block for part in (*self.layers.values(), *self.trunks) for block in part.blocks}
 
     @property
     def extras(self) -> tuple[Block, ...]:
@@ -56,14 +69,16 @@ class CacheMap:
     def parameters(self) -> int:
         """Numbers in the map, the random features' own included."""
         random = 0 if self.random is None else self.random.parameters
-        return random + sum(layer.parameters for layer in self.layers.values())
+        return random + sum(part.parameters for part in (*self.layers.values(), *self.trunks))
 
     @property
     def form(self) -> str:
-        """What the tensors are: full-head or head-local weights (or mixed), whole or (some of them) in two factors."""
+        """What the tensors are: full-head or head-local weights (or mixed), whole or (some of them) in two factors, and
+        whether there are trunks."""
         forms = {"full_head" if layer.groups == 1 else "head_local" for layer in self.layers.values()}
         heads = forms.pop() if len(forms) == 1 else "mixed"
-        return heads + ("_low_rank" if any(layer.right is not None for layer in self.layers.values()) else "")
+        factors = "_low_rank" if any(layer.right is not None for layer in self.layers.values()) else ""
+        return heads + factors + ("_trunks" if self.trunks else "")
 
     @property
     def bytes(self) -> int:
@@ -77,7 +92,7 @@ class CacheMap:
         The random features are computed once for all layers. The target's first layer costs its two projections of the
         embedding. An embedding and the source's hidden state are read and cost nothing.
         """
-        flops = sum(layer.flops for layer in self.layers.values())
+        flops = sum(part.flops for part in (*self.layers.values(), *self.trunks))
         if self.random is not None:
             flops += self.random.flops
         if any(block.kind.startswith("layer0") for block in self.extras):
@@ -129,10 +144,12 @@ class CacheMap:
                 tensors[f"{kind}.{layer}.right"] = part.right.contiguous()
         if self.random is not None:
             tensors |= self.random.tensors()
+        for number, trunk in enumerate(self.trunks):
+            tensors |= trunk.tensors(number)
         blocks = {f"{k}.{layer}": [b.name for b in part.blocks] for (layer, k), part in self.layers.items()}
         manifest = {
             **self.manifest,
-            "schema": SCHEMA,
+            "schema": SCHEMA_OF_TRUNKS if self.trunks else SCHEMA,
             "form": self.form,
             "dtype": "float32",
             "blocks": blocks,
@@ -140,11 +157,13 @@ class CacheMap:
         }
         if self.random is not None:
             manifest["random_layers"] = list(self.random.layers)
+        if self.trunks:
+            manifest["trunks"] = [trunk.describe() for trunk in self.trunks]
         # Each file vouches for the other: the tensors' header holds the manifest's hash, the manifest the tensors'.
         save_file(tensors, directory / TENSORS, metadata={"manifest": _digest(manifest)})
         manifest["sha256"] = file_sha256(directory / TENSORS)
         write_json(directory / MANIFEST, manifest)
-        return CacheMap(self.layers, manifest, self.random)
+        return CacheMap(self.layers, manifest, self.random, self.trunks)
 
     @staticmethod
     def load(directory: Path) -> CacheMap:
@@ -158,9 +177,10 @@ class CacheMap:
         manifest = read_json(directory / MANIFEST)
         if not isinstance(manifest, dict):
             raise KvxferError(f"{directory / MANIFEST} is no manifest of a map: train again with force=true")
-        if manifest.get("schema") != SCHEMA:
+        if manifest.get("schema") not in (SCHEMA, SCHEMA_OF_TRUNKS):
             raise KvxferError(
-                f"{directory}: map schema {manifest.get('schema')} is not {SCHEMA}, the one this version reads"
+                f"{directory}: map schema {manifest.get('schema')} is not {SCHEMA} or {SCHEMA_OF_TRUNKS}, which this "
+                "version reads"
             )
         digest = file_sha256(directory / TENSORS)
         if digest != manifest.get("sha256"):
@@ -175,10 +195,11 @@ class CacheMap:
                 raise KvxferError("it was altered after the tensors were written")
             tensors = load_file(directory / TENSORS)
             random = _random(manifest, tensors)
-            layers = _layers(manifest, tensors, random)
+            trunks = _trunks(manifest, tensors, random)
+            found = CacheMap(_layers(manifest, tensors, random), manifest, random, trunks)
         except (KeyError, ValueError, TypeError, AttributeError, KvxferError, SafetensorError) as error:
             raise KvxferError(f"{directory / MANIFEST} does not describe its tensors ({error})") from error
-        return CacheMap(layers, manifest, random)
+        return found
 
     def require(self, pair: Mapping[str, Any]) -> None:
         """Refuse a pair that is not the one this map was fitted for, naming the first field that differs."""
@@ -203,8 +224,24 @@ def _random(manifest: Mapping[str, Any], tensors: dict[str, Tensor]) -> RandomFe
     """The random features that the tensors hold, taken out of them."""
     # Maps from before there were random products say relu_layers.
     read: list[Any] = manifest.get("random_layers", manifest.get("relu_layers", []))
-    widths = {len(tensor) for name, tensor in tensors.items() if name.startswith(KINDS) and name.endswith(".bias")}
+    widths = {len(tensor) for name, tensor in tensors.items() if _is_bias(name)}
     return RandomFeatures.of(tensors, [int(layer) for layer in read], max(widths, default=0))
+
+
+def _trunks(
+    manifest: Mapping[str, Any], tensors: dict[str, Tensor], random: RandomFeatures | None
+) -> tuple[Trunk, ...]:
+    """The trunks that the tensors hold, taken out of them; a manifest of trunks has a schema of its own."""
+    width = max((len(tensor) for name, tensor in tensors.items() if _is_bias(name)), default=0)
+    trunks = read_trunks(manifest.get("trunks", []), tensors, lambda block: _width(block, width, manifest, random))
+    if bool(trunks) != (manifest["schema"] == SCHEMA_OF_TRUNKS):
+        raise ValueError(f"{len(trunks)} trunks and schema {manifest['schema']}")
+    return trunks
+
+
+def _is_bias(name: str) -> bool:
+    """Whether a tensor is the bias of an output's linear part."""
+    return name.startswith(KINDS) and name.endswith(".bias")
 
 
 def _layers(
@@ -222,7 +259,7 @@ def _layers(
         widths = [_width(part, len(bias), manifest, random) for part in parts]
         if (groups * features, groups * last) != (sum(widths), len(bias)) or any(width % groups for width in widths):
             raise ValueError(f"{name}: {len(parts)} blocks do not fit a weight of {tuple(weight.shape)}")
-        if groups > 1 and not all(part.is_source for part in parts):
+        if groups > 1 and not (parts and all(part.is_source for part in parts)):
             raise ValueError(f"{name}: a head-local weight reads source blocks only")
         if right is not None and right.shape[:2] != (groups, inner):
             raise ValueError(f"{name}: factors of {tuple(weight.shape)} and {tuple(right.shape)} do not fit")
