@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -52,7 +53,7 @@ class Trunk:
         shapes = [tuple(weight.shape) for weight in self.weights]
         chained = len(shapes) == len(self.biases) and all(len(shape) == 2 for shape in shapes)
         # Of one hidden layer to the next, and of each to its bias.
-        chained = chained and all(a[1] == b[0] for a, b in zip(shapes, shapes[1:], strict=False))
+        chained = chained and all(a[1] == b[0] for a, b in itertools.pairwise(shapes))
         if not chained or any((s[1],) != tuple(b.shape) for s, b in zip(shapes, self.biases, strict=True)):
             raise KvxferError(f"a trunk's hidden layers of {shapes} do not fit each other or their biases")
         for output, readout in self.readouts.items():
@@ -128,7 +129,9 @@ def read_trunks(described: Any, tensors: dict[str, Tensor], width_of: Callable[[
     return found
 
 
-def _trunk(number: int, entry: Mapping[str, Any], tensors: dict[str, Tensor], width_of: Callable[[Block], int]) -> Trunk:
+def _trunk(
+    number: int, entry: Mapping[str, Any], tensors: dict[str, Tensor], width_of: Callable[[Block], int]
+) -> Trunk:
     start = f"{_TENSORS}{number}"
     blocks = tuple(Block.parse(str(name)) for name in entry["blocks"])
     depths = range(len(entry["hidden"]))
