@@ -171,10 +171,10 @@ def test_altered_blocks_are_refused(change: Any, saved: tuple[CacheMap, Path]) -
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize("schema", [0, 2, "1", None])
+@pytest.mark.parametrize("schema", [0, 3, "1", None])
 def test_another_schema_is_refused(schema: Any, saved: tuple[CacheMap, Path]) -> None:
     rewrite(saved[1], lambda m: {**m, "schema": schema})
-    with pytest.raises(KvxferError, match=f"map schema {schema} is not 1"):
+    with pytest.raises(KvxferError, match=f"map schema {schema} is not 1 or 2"):
         CacheMap.load(saved[1])
 
 
