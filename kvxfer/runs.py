@@ -63,6 +63,11 @@ def run_id(stage: str, config: dict[str, Any], inputs: dict[str, str]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
+def work_directory(root: Path, stage: str, identifier: str) -> Path:
+    """Where a run's files are written until it is complete."""
+    return Path(root) / stage / f".{identifier}.partial"
+
+
 @dataclass
 class Run:
     """One run: ``work`` is where its files are written until ``commit`` moves them to ``path``."""
@@ -122,7 +127,7 @@ def open_run(
     with lock:
         # Two jobs of a sweep may need the same calibration: the second waits, then finds it done.
         fcntl.flock(lock, fcntl.LOCK_EX)
-        run = Run(stage, identifier, home / identifier, home / f".{identifier}.partial", {})
+        run = Run(stage, identifier, home / identifier, work_directory(root, stage, identifier), {})
         if (run.work / RECORD).is_file() and not run.path.exists():
             # Killed between the record and the rename: the result is complete.
             run.work.rename(run.path)

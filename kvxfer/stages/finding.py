@@ -11,7 +11,7 @@ from kvxfer.evals.base import Evaluation
 from kvxfer.runs import RECORD
 from kvxfer.stages.random_map import make_random_map
 from kvxfer.stages.settings import EvaluateSettings
-from kvxfer.stages.train import train, train_id
+from kvxfer.stages.train import named_map, train, train_id
 
 log = logging.getLogger("kvxfer")
 
@@ -23,20 +23,16 @@ def find_map(settings: EvaluateSettings, key: str = "map") -> Path:
         key: the setting that ``settings.map`` comes from, for messages.
     """
     if settings.map is not None:
-        for path in (Path(settings.map), settings.outputs / "train" / settings.map):
-            if path.is_dir():
-                return path
-        raise KvxferError(f"{key}={settings.map} is no directory and no run in {settings.outputs / 'train'}")
+        return named_map(settings.outputs, settings.map, key)
     if settings.pair.random_weights:
         return make_random_map(settings)
-    path = settings.outputs / "train" / train_id(settings)
-    if (path / RECORD).is_file():
-        return path
+    home, identifier = settings.outputs / "train", train_id(settings)
+    if identifier is not None and (home / identifier / RECORD).is_file():
+        return home / identifier
+    said = f"map {identifier}" if identifier else f"{settings.solver_config['solver']['name']} map, nor its base,"
     if not settings.build_missing:
-        raise KvxferError(
-            f"no map {path.name} in {path.parent}: run train.py with these settings, or set build_missing=true"
-        )
-    log.info("map %s is missing and is fitted first", path.name)
+        raise KvxferError(f"no {said} in {home}: run train.py with these settings, or set build_missing=true")
+    log.info("%s is missing and is made first", "the map" if identifier is None else said)
     return train(replace(settings, force=False))
 
 

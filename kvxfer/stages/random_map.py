@@ -27,6 +27,11 @@ def refuse_random(settings: CalibrateSettings) -> None:
 
 def make_random_map(settings: TrainSettings) -> Path:
     """The directory of the pair's random map, made now if it is not there yet."""
+    if settings.training is not None:
+        raise KvxferError(
+            f"solver={settings.training.spec.name} is trained, which random weights (pair={settings.pair.name}) cannot "
+            "be: choose a closed form, e.g. solver=ridge"
+        )
     config = {**settings.solver_config, "random_weights": settings.pair_identity}
     with open_run(settings.outputs, "train", config, {}) as run:
         if not run.done:

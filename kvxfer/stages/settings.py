@@ -44,8 +44,8 @@ class CalibrateSettings:
     def calibration_config(self, shard: bool) -> dict[str, Any]:
         """What decides the moments. ``shard`` adds which share of the rows this process takes."""
         corpus = self.corpus.identity()
-        # Text that only training and evaluation read does not change the moments.
-        corpus["rows"] = {k: v for k, v in corpus["rows"].items() if k not in ("training", "evaluation")}
+        # Text that only evaluation reads does not change the moments.
+        corpus["rows"] = {k: v for k, v in corpus["rows"].items() if k != "evaluation"}
         config: dict[str, Any] = {"pair": self.pair_identity, "corpus": corpus}
         config["calibration"] = self.calibration.identity(self.corpus.rows)
         if shard and self.corpus.num_shards > 1:

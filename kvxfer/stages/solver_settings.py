@@ -15,6 +15,9 @@ from kvxfer.solvers import SOLVERS, Solver
 from kvxfer.training.specs import TRAINED, Trained, TrainerSpec
 
 
+_OF_TRAINING = {item.name for each in TRAINED.values() for item in fields(each)}
+
+
 @dataclass(frozen=True)
 class Training:
     """How a map is trained on a closed-form base.
@@ -31,7 +34,9 @@ class Training:
 
     def config_on(self, base: Mapping[str, Any]) -> dict[str, Any]:
         """The scientific config of the trained map, on a base of some config (or manifest, which holds one)."""
-        solver = {**base["solver"], "name": self.spec.name, "base": base["solver"]["name"]}
+        # A base that was trained itself has keys of its training, which are no settings of this map.
+        solver = {key: value for key, value in base["solver"].items() if key not in _OF_TRAINING}
+        solver |= {"name": self.spec.name, "base": base["solver"]["name"]}
         # Which map it is a run's input says; what is not restricted needs no word.
         own = {key: value for key, value in asdict(self.spec).items() if key != "base_map" and value is not None}
         shared = {key: base[key] for key in ("penalty", "rank", "features")}
@@ -126,9 +131,8 @@ def _normalise(conf: Any) -> None:
 def _trained(given: Mapping[str, Any], option: type[Trained]) -> Trained:
     """What is trained: the keys of ``solver`` that the option has. The others but ``base`` are for the base."""
     own = {item.name for item in fields(option)}
-    every = {item.name for each in TRAINED.values() for item in fields(each)}
     for key in given:
-        if key in every - own:
+        if key in _OF_TRAINING - own:
             raise KvxferError(f"solver.{key}={given[key]} has no effect with solver={given['name']}")
     return option(**_plain({key: value for key, value in given.items() if key in own}))
 

@@ -28,8 +28,12 @@ _RARE_TOKENS = 5
 
 
 def train(settings: TrainSettings) -> Path:
-    """Fit (or find) the map and return its run's directory, which is the artifact."""
-    known = settings.outputs / "train" / train_id(settings) / RECORD
+    """Fit or train (or find) the map and return its run's directory, which is the artifact."""
+    if settings.training is not None:
+        from kvxfer.stages.train_network import train_network
+
+        return train_network(settings)
+    known = settings.outputs / "train" / _closed_form_id(settings) / RECORD
     if settings.force or not known.is_file():
         # Not within the run, whose seconds are the fit's alone.
         find_calibration(settings)
@@ -49,9 +53,25 @@ def train(settings: TrainSettings) -> Path:
         return run.commit()
 
 
-def train_id(settings: TrainSettings) -> str:
-    """The id of the map that these settings ask for."""
+def train_id(settings: TrainSettings) -> str | None:
+    """The id of the map that these settings ask for; None for one that is trained on a base which is not there yet."""
+    if settings.training is not None:
+        from kvxfer.stages.train_network import trained_id
+
+        return trained_id(settings)
+    return _closed_form_id(settings)
+
+
+def _closed_form_id(settings: TrainSettings) -> str:
     return run_id("train", settings.solver_config, {"calibrate": calibration_id(settings)})
+
+
+def named_map(outputs: Path, name: str, key: str) -> Path:
+    """The directory of a map that a setting names: by its folder, or by the id of a train run."""
+    for path in (Path(name), outputs / "train" / name):
+        if path.is_dir():
+            return path
+    raise KvxferError(f"{key}={name} is no directory and no run in {outputs / 'train'}")
 
 
 def find_calibration(settings: TrainSettings) -> Path:

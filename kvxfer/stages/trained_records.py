@@ -1,0 +1,90 @@
+"""What is kept and logged of a map that was trained, beside the artifact itself."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kvxfer.features import KINDS
+from kvxfer.loggers import RunLogger
+from kvxfer.maps import MANIFEST, TENSORS, CacheMap
+from kvxfer.runs import Run
+
+log = logging.getLogger("kvxfer")
+
+TRAINING_RECORD = "training.json"
+"""How the training went, beside the map."""
+
+Record = Mapping[str, Any]
+_MEANS = ("kl", "cosine", "attention_score")
+
+
+def diagnostics(trained: CacheMap, record: Record) -> list[dict[str, Any]]:
+    """One flat record per target layer and kind, as the fit of a closed form has: measured on the held-out rows.
+
+    ``features`` are the columns that the output reads, ``r2_held_out`` and ``r2_held_out_base`` R² of the map and of
+    its base. ``attention_score_held_out`` and ``cosine_held_out`` are about the layer's attention output with both
+    kinds mapped.
+    """
+    own, base = record["held_out"]["trained"], record["held_out"]["base"]
+    r2 = {(row["layer"], row["kind"]): row["r2"] for row in own["r2"]}
+    before = {(row["layer"], row["kind"]): row["r2"] for row in base["r2"]}
+    layers = {row["layer"]: row for row in own["layers"]}
+    found = []
+    for output in sorted(trained.layers, key=lambda output: (KINDS.index(output[1]), output[0])):
+        layer, kind = output
+        columns = [trained.layers[output].weight.shape[1]]
+        columns += [trunk.inputs for trunk in trained.trunks if output in trunk.readouts]
+        found.append(
+            {
+                "layer": layer,
+                "kind": kind,
+                "features": max(columns),
+                "r2_held_out": r2[output],
+                "r2_held_out_base": before[output],
+                "attention_score_held_out": layers[layer]["attention_score"],
+                "cosine_held_out": layers[layer]["cosine"],
+            }
+        )
+    return found
+
+
+def log_trained(
+    out: RunLogger,
+    run: Run,
+    trained: CacheMap,
+    record: Record,
+    layers: Sequence[Record],
+    figures: Sequence[Path],
+    checkpoints: Sequence[Path],
+) -> None:
+    """Tell the terminal, the files and W&B what the training came to."""
+    costs = ("parameters", "flops_per_token", "bytes_read_per_token", "bytes_written_per_token")
+    summary: dict[str, Any] = {f"fit/{cost}": getattr(trained, cost) for cost in costs}
+    for which, suffix in (("trained", ""), ("base", "_base")):
+        for measure in _MEANS:
+            summary[f"fit/{measure}_held_out{suffix}"] = record["held_out"][which][measure]
+        for kind in KINDS:
+            own = [row[f"r2_held_out{suffix}"] for row in layers if row["kind"] == kind]
+            summary[f"fit/r2_held_out_{kind}{suffix}"] = sum(own) / len(own)
+    for key in ("steps", "best_step", "seconds", "seconds_per_step"):
+        summary[f"fit/{key}"] = record[key]
+    log.info(
+        "trained for %d steps in %.0f s (best at %d, ended by %s); held-out rows, base and trained: "
+        "KL %.4f and %.4f nats per token, cosine of attention outputs %.4f and %.4f",
+        record["steps"],
+        record["seconds"],
+        record["best_step"],
+        record["stopped"],
+        *(record["held_out"][which][measure] for measure in ("kl", "cosine") for which in ("base", "trained")),
+    )
+    out.metrics(summary)
+    columns = list(layers[0])
+    out.table("per_layer", columns, [[row[column] for column in columns] for row in layers])
+    for figure in figures:
+        out.figure(figure.stem, figure)
+    out.artifact(f"map-{run.id}", "kv-map", [run.work / MANIFEST, run.work / TENSORS], {"map": trained.hash})
+    if checkpoints:
+        out.artifact(f"checkpoint-{run.id}", "checkpoint", checkpoints, {"best_step": record["best_step"]})
