@@ -14,7 +14,6 @@ from kvxfer.ranks import RANKS
 from kvxfer.solvers import SOLVERS, Solver
 from kvxfer.training.specs import TRAINED, Trained, TrainerSpec
 
-
 _OF_TRAINING = {item.name for each in TRAINED.values() for item in fields(each)}
 
 

@@ -23,7 +23,6 @@ from kvxfer.stages.settings import TrainSettings, label
 from kvxfer.stages.solver_settings import Training
 from kvxfer.stages.train import HEATMAP, SELECTION, named_map, train, train_id
 from kvxfer.stages.trained_records import TRAINING_RECORD, diagnostics, log_trained
-from kvxfer.training.figure import FIGURE, training_figure
 
 log = logging.getLogger("kvxfer")
 
@@ -77,7 +76,9 @@ def train_network(settings: TrainSettings) -> Path:
     settings = replace(settings, solver_config=training.config_on(base.map.manifest))
     if (rank := _rank(training)) > 0:
         _take_part(settings, base, question, rank)
-    with open_run(settings.outputs, "train", question.config, question.inputs, settings.force, resumable=True) as run:
+    with open_run(
+        settings.outputs, "train", question.config, question.inputs, settings.force, resumable=not settings.force
+    ) as run:
         if run.done:
             log.info("map %s is there already: %s", run.id, run.path)
             return run.path
@@ -203,9 +204,8 @@ def _train(settings: TrainSettings, run: Run, base: Base, out: RunLogger) -> Non
     if (base.directory / SELECTION).is_file():
         shutil.copyfile(base.directory / SELECTION, run.work / SELECTION)
         r2_heatmap(read_json(run.work / SELECTION), run.work / HEATMAP)
-    training_figure(record, run.work / FIGURE)
-    figures = [run.work / name for name in (FIGURE, HEATMAP) if (run.work / name).is_file()]
+        out.figure(Path(HEATMAP).stem, run.work / HEATMAP)
     for file in run.work.rglob("*.ckpt"):
         if file.name != CHECKPOINT:
             file.unlink()
-    log_trained(out, run, saved, record, layers, figures, sorted(run.work.rglob(CHECKPOINT)))
+    log_trained(out, run, saved, layers)

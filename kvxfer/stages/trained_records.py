@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from kvxfer.features import KINDS
@@ -18,7 +17,6 @@ TRAINING_RECORD = "training.json"
 """How the training went, beside the map."""
 
 Record = Mapping[str, Any]
-_MEANS = ("kl", "cosine", "attention_score")
 
 
 def diagnostics(trained: CacheMap, record: Record) -> list[dict[str, Any]]:
@@ -51,40 +49,21 @@ def diagnostics(trained: CacheMap, record: Record) -> list[dict[str, Any]]:
     return found
 
 
-def log_trained(
-    out: RunLogger,
-    run: Run,
-    trained: CacheMap,
-    record: Record,
-    layers: Sequence[Record],
-    figures: Sequence[Path],
-    checkpoints: Sequence[Path],
-) -> None:
-    """Tell the terminal, the files and W&B what the training came to."""
+def log_trained(out: RunLogger, run: Run, trained: CacheMap, layers: Sequence[Record]) -> None:
+    """Log what a closed form's fit logs too; the training has logged its own numbers."""
     costs = ("parameters", "flops_per_token", "bytes_read_per_token", "bytes_written_per_token")
     summary: dict[str, Any] = {f"fit/{cost}": getattr(trained, cost) for cost in costs}
-    for which, suffix in (("trained", ""), ("base", "_base")):
-        for measure in _MEANS:
-            summary[f"fit/{measure}_held_out{suffix}"] = record["held_out"][which][measure]
-        for kind in KINDS:
-            own = [row[f"r2_held_out{suffix}"] for row in layers if row["kind"] == kind]
-            summary[f"fit/r2_held_out_{kind}{suffix}"] = sum(own) / len(own)
-    for key in ("steps", "best_step", "seconds", "seconds_per_step"):
-        summary[f"fit/{key}"] = record[key]
-    log.info(
-        "trained for %d steps in %.0f s (best at %d, ended by %s); held-out rows, base and trained: "
-        "KL %.4f and %.4f nats per token, cosine of attention outputs %.4f and %.4f",
-        record["steps"],
-        record["seconds"],
-        record["best_step"],
-        record["stopped"],
-        *(record["held_out"][which][measure] for measure in ("kl", "cosine") for which in ("base", "trained")),
-    )
+    for kind in KINDS:
+        own = [row for row in layers if row["kind"] == kind]
+        for suffix in ("", "_base"):
+            summary[f"fit/r2_held_out_{kind}{suffix}"] = sum(row[f"r2_held_out{suffix}"] for row in own) / len(own)
+        log.info(
+            "mean held-out R² of %s: %.3f (base %.3f)",
+            kind,
+            summary[f"fit/r2_held_out_{kind}"],
+            summary[f"fit/r2_held_out_{kind}_base"],
+        )
     out.metrics(summary)
     columns = list(layers[0])
     out.table("per_layer", columns, [[row[column] for column in columns] for row in layers])
-    for figure in figures:
-        out.figure(figure.stem, figure)
     out.artifact(f"map-{run.id}", "kv-map", [run.work / MANIFEST, run.work / TENSORS], {"map": trained.hash})
-    if checkpoints:
-        out.artifact(f"checkpoint-{run.id}", "checkpoint", checkpoints, {"best_step": record["best_step"]})
