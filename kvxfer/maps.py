@@ -30,6 +30,8 @@ SCHEMA, SCHEMA_OF_TRUNKS = 1, 2
 MANIFEST, TENSORS, EVIDENCE = "manifest.json", "map.safetensors", "evidence"
 DIAGNOSTICS = "diagnostics.json"
 """What a fit recorded of its own quality, beside the map; it is not part of the artifact."""
+TRAINING_RECORD = "training.json"
+"""How a map was trained, if it was, also beside it."""
 _CACHED_BYTES = 2
 
 

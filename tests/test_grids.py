@@ -52,3 +52,18 @@ def test_a_smaller_calibration_is_a_prefix_of_a_larger(tmp_path: Path, few: int)
 
     many = fit(12)
     assert fit(few) == many[:few]
+
+
+def test_the_grid_of_trained_maps_fits_its_closed_form_once(
+    launched: list[list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    outputs = f"paths.outputs={tmp_path}"
+    run_sweep(monkeypatch, "evaluate", "-cd", str(SWEEPS), "-cn", "trained", "eval=mapped", outputs)
+    jobs = [tuple(job[:2]) for job in launched]
+    assert [job for job in jobs if "solver=ridge" in job] == [("solver=ridge", "trainer.seed=0")]
+    assert len(set(jobs)) == 1 + 4 * 3
+    launched.clear()
+    said = run_sweep(monkeypatch, "train", "-m", "solver=residual", "trainer.devices=2", outputs)
+    assert "trainer.devices=2 in a multirun, where every job trains on one device: set trainer.devices=1" in said
+    assert said.endswith("no job was started")
+    assert not launched

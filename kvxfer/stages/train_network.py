@@ -16,13 +16,13 @@ from kvxfer.errors import KvxferError
 from kvxfer.evals.figures import r2_heatmap
 from kvxfer.hf import resolve_device
 from kvxfer.loggers import FileLogger, RunLogger, open_loggers
-from kvxfer.maps import DIAGNOSTICS, CacheMap
+from kvxfer.maps import DIAGNOSTICS, TRAINING_RECORD, CacheMap
 from kvxfer.pairs import Pair, load_pair
 from kvxfer.runs import RECORD, Run, open_run, read_json, run_id, work_directory, write_json
 from kvxfer.stages.settings import TrainSettings, label
 from kvxfer.stages.solver_settings import Training
 from kvxfer.stages.train import HEATMAP, SELECTION, named_map, train, train_id
-from kvxfer.stages.trained_records import TRAINING_RECORD, diagnostics, log_trained
+from kvxfer.stages.trained_records import diagnostics, log_trained
 
 log = logging.getLogger("kvxfer")
 

@@ -13,9 +13,6 @@ from kvxfer.runs import Run
 
 log = logging.getLogger("kvxfer")
 
-TRAINING_RECORD = "training.json"
-"""How the training went, beside the map."""
-
 Record = Mapping[str, Any]
 
 

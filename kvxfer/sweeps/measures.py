@@ -9,6 +9,7 @@ from typing import Any
 
 from kvxfer.evals.full import decisive
 from kvxfer.evals.kinds import KINDS
+from kvxfer.maps import TRAINING_RECORD
 from kvxfer.runs import read_json
 
 Numbers = dict[str, float | None]
@@ -47,6 +48,8 @@ MEASURES: dict[str, tuple[Measure, ...]] = {
     "train": (
         Measure("r2_held_out_keys", "held-out R², keys"),
         Measure("r2_held_out_values", "held-out R², values"),
+        Measure("kl_held_out", "held-out KL (nats per token)", lines={"base": "kl_held_out_base"}),
+        Measure("cosine_held_out", "held-out cosine of attention outputs", column=False),
     ),
     "evaluate": (
         Measure("accuracy", "questions answered", share=True, lines=_baselines("accuracy")),
@@ -69,13 +72,22 @@ def _calibrate(run: Path) -> Numbers:
 
 
 def _train(run: Path) -> Numbers:
-    """Means over target layers. What is chosen from a sweep is chosen on validation, and told on held-out."""
+    """Means over target layers. What is chosen from a sweep is chosen on validation, and told on held-out.
+
+    R² of a map that was trained is measured on held-out rows alone; its KL and cosine are those of its record.
+    """
     layers = read_json(run / "diagnostics.json")["layers"]
     result: Numbers = {}
     for split in ("held_out", "validation", "fit"):
         for kind in ("keys", "values"):
-            scores = [layer[f"r2_{split}"] for layer in layers if layer["kind"] == kind]
-            result[f"r2_{split}_{kind}"] = sum(scores) / len(scores)
+            scores = [layer[f"r2_{split}"] for layer in layers if layer["kind"] == kind and f"r2_{split}" in layer]
+            if scores:
+                result[f"r2_{split}_{kind}"] = sum(scores) / len(scores)
+    if (run / TRAINING_RECORD).is_file():
+        record = read_json(run / TRAINING_RECORD)
+        for which, suffix in (("trained", ""), ("base", "_base")):
+            result |= {f"{key}_held_out{suffix}": record["held_out"][which][key] for key in ("kl", "cosine")}
+        result |= {f"{key}": record[key] for key in ("steps", "best_step", "seconds")}
     return result
 
 
