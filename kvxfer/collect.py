@@ -147,6 +147,7 @@ def _map(outputs: Path, run: Json, results: Json, baseline: Json) -> Json:
     )
     return {
         "settings": {key: manifest[key] for key in ("solver", "penalty", "rank", "features")},
+        **(_trained(train, manifest, fitted) if "trainer" in manifest else {}),
         "chosen": manifest["chosen"],
         "calibration": {
             "corpus": calibrated["config"]["corpus"],
@@ -168,6 +169,23 @@ def _map(outputs: Path, run: Json, results: Json, baseline: Json) -> Json:
         "versions": {"evaluate": run["version"], "train": fitted["version"], "calibrate": calibrated["version"]},
         "commit": results["provenance"]["environment"]["commit"],
         "scores": _scores(items, "mapped"),
+    }
+
+
+def _trained(train: Path, manifest: Json, fitted: Json) -> Json:
+    """How a map was trained, what its training came to on the held-out rows, and on which base."""
+    record = read_json(train / "training.json")
+    numbers = {key: record[key] for key in ("steps", "best_step", "stopped", "seconds", "trained_parameters")}
+    rounded = {key: float(f"{record[key]:.4g}") for key in ("lr", "seconds_per_step")}
+    held_out = {
+        which: {key: round(found[key], DECIMALS) for key in ("kl", "cosine", "attention_score")}
+        for which, found in record["held_out"].items()
+    }
+    corpus = fitted["config"]["corpus"]
+    return {
+        "trainer": manifest["trainer"],
+        "training": {**numbers, **rounded, "corpus": corpus, "held_out": held_out},
+        "base": manifest["base"],
     }
 
 
