@@ -6,6 +6,8 @@ whatever the lengths, seeds, shards and corpora of the runs that made them.
 The rule for special tokens: documents are encoded without any and joined by the tokenizer's EOS (if it has one). A row
 begins with BOS if, and only if, the tokenizer itself puts one before every text: that is what the models meet when they
 serve. BOS is then the first of the row's ``length`` tokens.
+
+Text to train on is what the fit split still has without the documents of the rows that closed forms are fitted on.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -21,9 +23,12 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from kvxfer.corpora import hub, python, text, toy
+from kvxfer.corpora.packing import Row, left_over, packed
 from kvxfer.errors import KvxferError
 
 SPLITS = ("fit", "validation", "held_out", "evaluation")
+TRAINING = "training"
+"""What is left of the fit split: it can be asked for like a split."""
 _SPLIT_OF_TENTH = ("fit",) * 6 + ("validation", "held_out") + ("evaluation",) * 2
 # A draw of the toy world is this many stories; all draws together stay below the seeds that its models were trained on.
 _TOY_STORIES, _TOY_DRAWS = 1_000_000, 1_000_000
@@ -44,12 +49,13 @@ def document_key(content: str) -> str:
 
 @dataclass(frozen=True)
 class RowCounts:
-    """How many rows each split gives."""
+    """How many rows each split gives, and how many there are to train on."""
 
     fit: int = 512
     validation: int = 128
     held_out: int = 64
     evaluation: int = 64
+    training: int = 512
 
     def of(self, split: str) -> int:
         """The count of one split."""
@@ -92,7 +98,7 @@ class CorpusSpec:
             _at_least("document_tokens", self.document_tokens, 1)
         _at_least("num_shards", self.num_shards, 1)
         _at_least("seed", self.seed, 0)
-        for split in SPLITS:
+        for split in (*SPLITS, TRAINING):
             _at_least(f"rows.{split}", self.rows.of(split), 0)
         if self.skip_first >= self.length:
             raise KvxferError(
@@ -111,7 +117,7 @@ class CorpusSpec:
             raise KvxferError("corpus.dataset is not set: a hub corpus needs corpus.dataset=<owner/name>")
 
     def identity(self) -> dict[str, Any]:
-        """What decides the rows, as plain JSON types: no place, no shards; for local text, the digest of it all."""
+        """What decides the rows of all splits, as plain JSON types: no place, no shards; for local text, its digest."""
         left_out = {"path", "glob", "num_shards", "shard_index"}
         if self.document_tokens is None:
             left_out.add("document_tokens")
@@ -120,7 +126,7 @@ class CorpusSpec:
         if self.kind == "text":
             left_out |= {"dataset", "subset", "revision"}
         result = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
-        result["rows"] = asdict(self.rows)
+        result["rows"] = {split: self.rows.of(split) for split in SPLITS}
         if self.kind == "text":
             result["sha256"] = text.digest(str(self.path), self.glob)
         if self.kind in python.KINDS:
@@ -156,29 +162,43 @@ def load_rows(
 ) -> Rows:
     """The first ``count`` rows of a split (default ``spec.rows``), each of exactly ``length`` tokens (``spec.length``).
 
-    ``tokenizer`` is a Hugging Face fast tokenizer. With shards, only this process's share of the ``count`` rows comes
-    back. Raises :class:`KvxferError` if the corpus cannot be read or has fewer rows (unless ``fewer`` will do): how
-    many, and what to lower.
+    ``split`` may be ``training``: the rows after the first ``spec.rows.fit`` of the fit split that share no document
+    with any of those. ``tokenizer`` is a Hugging Face fast tokenizer. With shards, only this process's share of the
+    ``count`` rows comes back. Raises :class:`KvxferError` if the corpus cannot be read or has fewer rows (unless
+    ``fewer`` will do): how many, and what to lower.
     """
     spec.validate()
-    if split not in SPLITS:
-        raise KvxferError(f"split {split!r}: choose one of {', '.join(SPLITS)}")
+    if split not in (*SPLITS, TRAINING):
+        raise KvxferError(f"split {split!r}: choose one of {', '.join((*SPLITS, TRAINING))}")
     count = spec.rows.of(split) if count is None else count
     length = spec.length if length is None else length
     _at_least("length", length, 2)
     bos = leading_bos(tokenizer)
-    room = length - len(bos)
-    pack = (_toy_rows if spec.kind in toy.KINDS else _packed)(spec, tokenizer, split, room)
-    found = list(itertools.islice(pack, count))
+    found = list(itertools.islice(_rows_of(spec, tokenizer, split, length - len(bos), len(bos)), count))
     if len(found) < count and not fewer:
-        raise KvxferError(
-            f"corpus.rows.{split}={count}: {spec.name} has only {len(found)} rows of {length} tokens for this split, "
-            f"which gets {_SPLIT_OF_TENTH.count(split)} of 10 documents (a file or a line of JSONL is one); "
-            f"lower corpus.rows.{split} or corpus.length, or add documents"
-        )
+        has = f"{spec.name} has only {len(found)} rows of {length} tokens"
+        raise KvxferError(f"corpus.rows.{split}={count}: {has} for {_whose(spec, split)}")
     share = found[spec.shard_index :: spec.num_shards]
     tokens = torch.tensor([bos + ids for ids, _ in share], dtype=torch.int64).reshape(len(share), length)
     return Rows(tokens, [keys for _, keys in share], spec.name)
+
+
+def _rows_of(spec: CorpusSpec, tokenizer: Any, split: str, room: int, leading: int) -> Iterator[Row]:
+    """All rows of a split, or those to train on, of ``room`` tokens; ``leading`` more will stand before them."""
+    pack = _toy_rows if spec.kind in toy.KINDS else _packed
+    if split != TRAINING:
+        return pack(spec, tokenizer, split, room)
+    fitted = itertools.islice(pack(spec, tokenizer, "fit", spec.length - leading), spec.rows.fit)
+    return left_over(pack(spec, tokenizer, "fit", room), fitted)
+
+
+def _whose(spec: CorpusSpec, split: str) -> str:
+    """What a split gets of a corpus, and what to do if that is too little."""
+    if split == TRAINING:
+        gets = f"the split fit without the documents of its first corpus.rows.fit={spec.rows.fit} rows"
+        return f"{gets}; lower corpus.rows.training, corpus.rows.fit or corpus.length, or add documents"
+    gets = f"this split, which gets {_SPLIT_OF_TENTH.count(split)} of 10 documents (a file or a line of JSONL is one)"
+    return f"{gets}; lower corpus.rows.{split} or corpus.length, or add documents"
 
 
 def toy_stories(split: str, count: int, tokens: int, seed: int = 0) -> list[Any]:
@@ -216,7 +236,7 @@ def _toy_seeds(split: str, seed: int) -> Iterator[int]:
     return (n for n in numbers if split_of(_toy_key(n)) == split)
 
 
-def _toy_rows(spec: CorpusSpec, tokenizer: Any, split: str, room: int) -> Iterator[tuple[list[int], tuple[str, ...]]]:
+def _toy_rows(spec: CorpusSpec, tokenizer: Any, split: str, room: int) -> Iterator[Row]:
     """One row of the toy world per seed; a tokenizer that cuts words keeps the row's beginning."""
     for seed in _toy_seeds(split, spec.seed):
         try:
@@ -232,22 +252,13 @@ def _toy_rows(spec: CorpusSpec, tokenizer: Any, split: str, room: int) -> Iterat
         yield ids[:room], (_toy_key(seed),)
 
 
-def _packed(spec: CorpusSpec, tokenizer: Any, split: str, room: int) -> Iterator[tuple[list[int], tuple[str, ...]]]:
+def _packed(spec: CorpusSpec, tokenizer: Any, split: str, room: int) -> Iterator[Row]:
     """The split's own documents joined by EOS, cut to rows of ``room`` tokens; what is left at the end is dropped."""
     eos = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    ids: list[int] = []
-    keys: list[str] = []
-    for key, content in _documents(spec, split):
-        ids += _encode(tokenizer, content)[: spec.document_tokens] + eos
-        keys.append(key)
-        start = 0
-        while len(ids) - start >= room:
-            yield ids[start : start + room], tuple(keys)
-            start += room
-            keys = [key]
-        ids = ids[start:]
-        if not ids:
-            keys = []
+    documents = _documents(spec, split)
+    return packed(
+        ((key, _encode(tokenizer, content)[: spec.document_tokens] + eos) for key, content in documents), room
+    )
 
 
 def _documents(spec: CorpusSpec, split: str) -> Iterator[tuple[str, str]]:

@@ -54,6 +54,7 @@ class RowsConf:
     validation: int = 128
     held_out: int = 64
     evaluation: int = 64
+    training: int = 512
 
 
 @dataclass

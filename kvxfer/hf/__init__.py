@@ -15,12 +15,15 @@ from kvxfer.hf.load import (
     resolved_revision,
 )
 from kvxfer.hf.model import LoadedModel, Running
+from kvxfer.hf.observing import Followed, Observed
 from kvxfer.hf.published import PUBLISHED, published_geometry, random_model
 
 __all__ = [
     "PUBLISHED",
+    "Followed",
     "LoadedModel",
     "ModelSpec",
+    "Observed",
     "Running",
     "check_exists",
     "content_digest",

@@ -11,11 +11,13 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import linear
 from transformers import DynamicCache
 
 from kvxfer.errors import KvxferError
 from kvxfer.geometry import Geometry
 from kvxfer.hf.cache import build_cache, cache_keyword, read_cache
+from kvxfer.hf.observing import Followed, Observed, captured_outputs, output_projections, softmax_scales
 from kvxfer.hf.queries import captured_queries
 from kvxfer.hf.rotary import cos_sin, find_rotary
 from kvxfer.kv import KV, LayerTensors
@@ -197,7 +199,22 @@ class LoadedModel:
         cache = self._cache(None)
         with captured_queries(self.body) as found:
             self._forward(self.body, ids, cache)
-        return read_cache(cache, self.name), [found[layer] for layer in range(self.geometry.layers)]
+        return read_cache(cache, self.name), self._by_layer(found)
+
+    @torch.inference_mode()
+    def observe(self, ids: Ids, logits: bool = True) -> Observed:
+        """The cache, queries and attention outputs of ``ids``, with the logits of every token if asked."""
+        cache = self._cache(None)
+        with captured_queries(self.body) as queries, captured_outputs(self.body, self.name) as outputs:
+            found = self._forward(self.lm if logits else self.body, ids, cache)
+        own = read_cache(cache, self.name)
+        return Observed(own, self._by_layer(queries), self._by_layer(outputs), found.logits if logits else None)
+
+    def follow(self, ids: Ids, past: KV) -> Followed:
+        """What the model makes of ``ids`` after ``past``, with gradients to ``past`` where they are on."""
+        with captured_outputs(self.body, self.name) as outputs:
+            logits = self._forward(self.lm, ids, self._cache(past)).logits
+        return Followed(logits.float(), self._by_layer(outputs))
 
     def softmax_scales(self, instead: str = "calibration.weights=none") -> list[float]:
         """What each layer multiplies products of queries and keys with before the softmax.
@@ -208,16 +225,7 @@ class LoadedModel:
         Raises:
             KvxferError: a layer's attention is more than a softmax of these products.
         """
-        found = []
-        for number, layer in enumerate(self.body.layers):
-            for extra in ("attn_logit_softcapping", "sinks"):
-                if getattr(layer.self_attn, extra, None) is not None:
-                    raise KvxferError(
-                        f"{self.name}: layer {number}'s attention has {extra}, which kvxfer does not compute; "
-                        f"set {instead}"
-                    )
-            found.append(float(getattr(layer.self_attn, "scaling", self.geometry.head_dim**-0.5)))
-        return found
+        return softmax_scales(self.body, self.name, self.geometry.head_dim, instead)
 
     @torch.inference_mode()
     def embeddings(self, ids: Ids) -> Float[Tensor, "batch tokens hidden"]:
@@ -242,8 +250,8 @@ class LoadedModel:
         What an error of a value does to the attention's output is the error times its head's columns of W_O.
         """
         grams = []
-        for weight in self._output_projections("calibration.metrics=false"):
-            heads = weight.float().T.unflatten(0, (self.geometry.heads, self.geometry.head_dim))
+        for projection in output_projections(self.body, self.name, "calibration.metrics=false"):
+            heads = projection.weight.float().T.unflatten(0, (self.geometry.heads, self.geometry.head_dim))
             by_head = heads @ heads.mT
             grams.append(by_head.unflatten(0, (self.geometry.kv_heads, -1)).sum(1))
         return torch.stack(grams)
@@ -256,17 +264,19 @@ class LoadedModel:
         Args:
             instead: the setting that does without attention's outputs, for the error.
         """
-        return list(zip(self._output_projections(instead), self.softmax_scales(instead), strict=True))
+        projections = output_projections(self.body, self.name, instead)
+        return [(each.weight, scale) for each, scale in zip(projections, self.softmax_scales(instead), strict=True)]
 
-    def _output_projections(self, instead: str) -> list[Float[Tensor, "hidden heads_dim"]]:
-        """Each layer's W_O; ``instead`` is the setting that does without."""
-        found = []
-        for number, layer in enumerate(self.body.layers):
-            projection = getattr(layer.self_attn, "o_proj", None)
-            if projection is None:
-                raise KvxferError(f"{self.name}: layer {number} has no o_proj to weigh values by; set {instead}")
-            found.append(projection.weight)
-        return found
+    def project(
+        self, layer: int, heads: Float[Tensor, "batch tokens heads_dim"]
+    ) -> Float[Tensor, "batch tokens hidden"]:
+        """A layer's attention output, float32, of its heads' outputs side by side: W_O with its bias."""
+        projection = self.body.layers[layer].self_attn.o_proj
+        bias = None if projection.bias is None else projection.bias.float()
+        return linear(heads.float(), projection.weight.float(), bias)
+
+    def _by_layer(self, found: dict[int, Tensor]) -> list[Tensor]:
+        return [found[layer] for layer in range(self.geometry.layers)]
 
     def _cache(self, past: KV | None) -> DynamicCache:
         return build_cache(None if past is None else past.apply(lambda x: x.to(self.device, self.dtype)))
