@@ -36,7 +36,7 @@ class Activations:
     known: TargetTokens
     keys: LayerTensors
     values: LayerTensors
-    queries: LayerTensors
+    queries: list[Float[Tensor, "rows query_heads tokens dim"]]
     attention: list[Float[Tensor, "rows tokens hidden"]]
     logits: Float[Tensor, "rows tokens vocab"] | None
 

@@ -54,9 +54,8 @@ class Objective:
         self.layers = tuple(range(available)) if spec.layers is None else spec.layers
         """The target layers whose attention outputs and content count."""
         if self.layers[-1] >= available:
-            raise KvxferError(
-                f"solver.layers={list(self.layers)}: {pair.target.name} has layers 0 to {available - 1}; choose of these"
-            )
+            has = f"{pair.target.name} has layers 0 to {available - 1}"
+            raise KvxferError(f"solver.layers={list(self.layers)}: {has}; choose of these")
         self.pair, self.spec, self.exact = pair, spec, exact
         self.scales = [scale for _, scale in pair.target.attention_outputs(TRAINED_INSTEAD)]
 
