@@ -17,7 +17,6 @@ from torch import Tensor
 from kvxfer.features import KINDS
 from kvxfer.loggers import RunLogger
 from kvxfer.training.module import VAL_KL, TrainedModule
-from kvxfer.training.objective import Losses
 from kvxfer.training.specs import TrainerSpec
 
 log = logging.getLogger("kvxfer")
@@ -31,11 +30,11 @@ class Recorder(L.Callback):
     """Tells the run's logger, the log and the record what training does; its state is part of every checkpoint.
 
     Args:
-        out: the run's logger; None for a process that writes nothing.
         spec: the trainer's settings.
-        look_seconds: what a look at the validation rows takes.
 
     Attributes:
+        out: the run's logger; None for a process that writes nothing.
+        look_seconds: what a look at the validation rows takes.
         advance: called with the number of steps that are done.
         history: one entry for each look at the validation rows: ``step``, means of the loss and its terms since the
             last look, ``lr``, ``val_kl``, ``val_cosine_mean`` and ``val_score_mean``.
@@ -44,8 +43,10 @@ class Recorder(L.Callback):
         seconds: of training, those before a kill included.
     """
 
-    def __init__(self, out: RunLogger | None, spec: TrainerSpec, look_seconds: float) -> None:
-        self.out, self.spec, self.look_seconds = out, spec, look_seconds
+    def __init__(self, spec: TrainerSpec) -> None:
+        self.spec = spec
+        self.out: RunLogger | None = None
+        self.look_seconds = 0.0
         self.advance: Callable[[int], None] = lambda steps: None
         self.history: list[dict[str, Any]] = []
         self.layers: list[dict[str, Any]] = []
@@ -90,9 +91,9 @@ class Recorder(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Log the step's loss, and once some steps are timed, how long all will take."""
-        found = {"loss": outputs["loss"], **terms(outputs["losses"])}
+        found = {"loss": outputs["loss"].detach(), **outputs["terms"]}
         for name, value in found.items():
-            self._sums[name] = self._sums.get(name, 0.0) + value.detach().double()
+            self._sums[name] = self._sums.get(name, 0.0) + value.double()
         self._count += 1
         if self.out is not None:
             values = {f"train/{name}": float(value.mean()) for name, value in found.items()}
@@ -200,15 +201,15 @@ class Checkpoints(ModelCheckpoint):
         super().load_state_dict({**state_dict, **here, "best_k_models": {best: score}})
 
 
+def all_callbacks(recorder: Recorder, spec: TrainerSpec, folder: Path) -> list[L.Callback]:
+    """In this order: a checkpoint holds what the others know of its look."""
+    stopping = [] if spec.patience is None else [early_stopping(spec.patience)]
+    return [recorder, *stopping, Checkpoints(folder)]
+
+
 def early_stopping(patience: int) -> EarlyStopping:
     """The end after so many looks without a lower validation KL; one that is not finite is an error of its own."""
     return EarlyStopping(VAL_KL, patience=patience, check_finite=False, verbose=False)
-
-
-def terms(losses: Losses) -> dict[str, Tensor]:
-    """The terms that are part of a loss, by name; those by layer or output as vectors."""
-    found = {"attention": losses.attention, "kl": losses.kl, "mse": losses.mse}
-    return {name: value for name, value in found.items() if value is not None}
 
 
 def waited(callbacks: dict[str, Any], patience: int | None) -> bool:

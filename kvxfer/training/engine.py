@@ -16,19 +16,19 @@ from lightning.pytorch.tuner.tuning import Tuner
 
 from kvxfer.errors import KvxferError
 from kvxfer.pairs import Pair
-from kvxfer.training.callbacks import Checkpoints
 from kvxfer.training.data import Data
 from kvxfer.training.module import TrainedModule
-from kvxfer.training.resuming import CHECKPOINTS
 from kvxfer.training.specs import TrainerSpec
 
 _FINDER_STEPS, FINDER_RATES = 100, (1e-6, 0.3)
 
-_MEANT = (".*does not have many workers",)
-"""Warnings of what is meant to be so."""
+_MEANT = (".*does not have many workers", r"`isinstance\(treespec, LeafSpec\)` is deprecated")
+"""Warnings of what is meant to be so, and of what Lightning does with torch."""
 
 
-def make_trainer(spec: TrainerSpec, device: torch.device, work: Path, **options: Any) -> L.Trainer:
+def make_trainer(
+    spec: TrainerSpec, device: torch.device, work: Path, callbacks: list[L.Callback], **options: Any
+) -> L.Trainer:
     """Lightning's trainer of these settings: quiet, without loggers and bars of its own.
 
     Raises:
@@ -56,7 +56,8 @@ def make_trainer(spec: TrainerSpec, device: torch.device, work: Path, **options:
             enable_model_summary=False,
             use_distributed_sampler=False,
             default_root_dir=work,
-            **{"callbacks": [Checkpoints(work / CHECKPOINTS)], **options},
+            callbacks=callbacks,
+            **options,
         )
     except (ValueError, RuntimeError, TypeError, MisconfigurationException) as error:
         raise KvxferError(
@@ -72,7 +73,7 @@ def find_rate(module: TrainedModule, data: Data, spec: TrainerSpec, work: Path) 
         KvxferError: it suggests none.
     """
     module.searching = True
-    engine = make_trainer(spec, module.device, work, callbacks=[], enable_checkpointing=False)
+    engine = make_trainer(spec, module.device, work, [], enable_checkpointing=False)
     low, high = FINDER_RATES
     found = Tuner(engine).lr_find(
         module,

@@ -21,7 +21,7 @@ from kvxfer.progress import progress
 from kvxfer.runs import read_json, write_json
 from kvxfer.solvers.base import LinearLayer
 from kvxfer.training.activations import ActivationStore
-from kvxfer.training.callbacks import Recorder, early_stopping, waited
+from kvxfer.training.callbacks import Recorder, all_callbacks, waited
 from kvxfer.training.data import Data, Schedule, batches
 from kvxfer.training.engine import FINDER_RATES, find_rate, make_trainer, move, quiet
 from kvxfer.training.figure import training_figure
@@ -121,17 +121,19 @@ class _Fitting:
 
     def run(self) -> TrainedMap:
         """Train, and measure what came of it."""
-        engine = make_trainer(self.trainer, self.pair.target.device, self.work)
+        recorder = Recorder(self.trainer)
+        callbacks = all_callbacks(recorder, self.trainer, self.work / CHECKPOINTS)
+        engine = make_trainer(self.trainer, self.pair.target.device, self.work, callbacks)
         first = engine.is_global_zero
         move(self.pair, engine.strategy.root_device)
         checkpoint = find_checkpoint(self.trainer.ckpt_path, self.work / CHECKPOINTS, self.question, first)
-        base_kl, seconds = self._look_at_base()
+        base_kl, recorder.look_seconds = self._look_at_base()
         network = self._network()
         if first:
             self._announce(network, base_kl)
         lr = float(checkpoint.state[RATE]) if checkpoint else self._rate()
         module = self._module(network, lr)
-        recorder = Recorder(self.out if first else None, self.trainer, seconds)
+        recorder.out = self.out if first else None
         self._fit(engine, module, recorder, checkpoint)
         best = engine.strategy.broadcast(str(self.work / CHECKPOINTS / BEST))
         module.load_state_dict(read_checkpoint(Path(best), self.question, "the best checkpoint").state["state_dict"])
@@ -193,8 +195,6 @@ class _Fitting:
             # Killed after its last step.
             recorder.load_state_dict(checkpoint.state["callbacks"][recorder.state_key])
             return
-        stopping = [] if self.trainer.patience is None else [early_stopping(self.trainer.patience)]
-        engine.callbacks += [recorder, *stopping]  # type: ignore[attr-defined]
         path = None if checkpoint is None else str(checkpoint.path)
         if not engine.is_global_zero:
             engine.fit(module, datamodule=self._data(), ckpt_path=path)

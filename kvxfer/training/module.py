@@ -73,7 +73,7 @@ class TrainedModule(L.LightningModule):
         self._batches: list[Measures] = []
 
     def training_step(self, step: Step, number: int) -> dict[str, Any]:
-        """The loss, and its terms.
+        """The loss, and its terms by name, those of layers and outputs as vectors.
 
         Raises:
             KvxferError: it is not finite.
@@ -84,7 +84,8 @@ class TrainedModule(L.LightningModule):
         total = self.objective.total(losses)
         if not self.searching and not torch.isfinite(total):
             raise KvxferError(self._not_finite(step.number, mapped, losses))
-        return {"loss": total, "losses": losses}
+        terms = {"attention": losses.attention, "kl": losses.kl, "mse": losses.mse}
+        return {"loss": total, "terms": {name: term.detach() for name, term in terms.items() if term is not None}}
 
     def validation_step(self, rows: list[int], number: int) -> None:
         """Measure a batch.
