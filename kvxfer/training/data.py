@@ -1,0 +1,133 @@
+"""Which rows a step trains on and where it cuts them: functions of the seed and the step alone.
+
+A run that goes on from a checkpoint begins at the checkpoint's step, so nothing of a loader has to be stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import lightning as L
+import numpy as np
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from kvxfer.errors import KvxferError
+
+
+class Step(NamedTuple):
+    """What one step reads: its number (from 0), numbers of rows, and where the prefix of each row ends."""
+
+    number: int
+    rows: list[int]
+    split: int
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The steps of a run.
+
+    Args:
+        rows: how many training rows there are.
+        length: tokens of a row.
+        exact: first tokens of a row that are always the target's own.
+        batch_size: rows of a step, over all devices.
+        seed: of the order of rows and of the cuts.
+    """
+
+    rows: int
+    length: int
+    exact: int
+    batch_size: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        if self.rows < self.batch_size:
+            raise KvxferError(
+                f"trainer.batch_size={self.batch_size} is more than the {self.rows} training rows: lower it, or raise "
+                "corpus.rows.training"
+            )
+        if self.exact + 1 > self.length - 2:
+            raise KvxferError(
+                f"corpus.length={self.length} leaves no prefix and continuation to train on after "
+                f"corpus.skip_first={self.exact}: raise it"
+            )
+
+    @property
+    def half(self) -> int:
+        """Where rows are cut to validate: in the middle, after a mapped token at least."""
+        return max(self.length // 2, self.exact + 1)
+
+    def step(self, number: int, rank: int = 0, world: int = 1) -> Step:
+        """A step, or the share of one of so many devices.
+
+        Rows come in an order of their own in every pass over them. The cut is drawn from the quarters between: any
+        token from ``length / 4`` to ``3 length / 4``.
+        """
+        first = number * self.batch_size
+        rows = [self._row(n) for n in range(first, first + self.batch_size)]
+        low = max(self.length // 4, self.exact + 1)
+        high = max(low, min(3 * self.length // 4, self.length - 2))
+        split = int(np.random.default_rng([self.seed, 1, number]).integers(low, high + 1))
+        return Step(number, rows[rank::world], split)
+
+    def _row(self, n: int) -> int:
+        number, place = divmod(n, self.rows)
+        return int(np.random.default_rng([self.seed, 0, number]).permutation(self.rows)[place])
+
+
+class _Steps(IterableDataset[Step]):
+    """The steps from one on, without an end."""
+
+    def __init__(self, schedule: Schedule, start: Callable[[], int], rank: int, world: int) -> None:
+        self._schedule, self._start, self._share = schedule, start, (rank, world)
+
+    def __iter__(self) -> Iterator[Step]:
+        number = self._start()
+        while True:
+            yield self._schedule.step(number, *self._share)
+            number += 1
+
+
+class _Batches(Dataset[list[int]]):
+    """Numbers of validation rows, so many at a time."""
+
+    def __init__(self, rows: int, batch_size: int) -> None:
+        self._batches = batches(rows, batch_size)
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __getitem__(self, n: int) -> list[int]:
+        return self._batches[n]
+
+
+def batches(rows: int, batch_size: int) -> list[list[int]]:
+    """Row numbers in order, so many at a time."""
+    return [list(range(first, min(first + batch_size, rows))) for first in range(0, rows, batch_size)]
+
+
+class Data(L.LightningDataModule):
+    """The steps to train on and the batches to validate on; what the rows hold comes from an ``ActivationStore``.
+
+    Every device validates on all rows, so that all of them stop at the same step.
+
+    Args:
+        schedule: the steps.
+        validation_rows: how many rows there are to validate on.
+    """
+
+    def __init__(self, schedule: Schedule, validation_rows: int) -> None:
+        super().__init__()
+        self.schedule, self.validation_rows = schedule, validation_rows
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        """Steps from the trainer's on."""
+        trainer: Any = self.trainer
+        steps = _Steps(self.schedule, lambda: trainer.global_step, trainer.global_rank, trainer.world_size)
+        return DataLoader(steps, batch_size=None)
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        """All validation rows in order."""
+        return DataLoader(_Batches(self.validation_rows, self.schedule.batch_size), batch_size=None)

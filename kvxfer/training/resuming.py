@@ -1,0 +1,106 @@
+"""Checkpoints: which one a training goes on from, and that it is one of the same question."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import pickle
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kvxfer.errors import KvxferError
+from kvxfer.training.specs import Trained, TrainerSpec
+
+log = logging.getLogger("kvxfer")
+
+CHECKPOINTS, BEST, LAST = "checkpoints", "best.ckpt", "last.ckpt"
+QUESTION, RATE = "kvxfer_question", "kvxfer_lr"
+"""What our checkpoints hold beside Lightning's own: the digest of what was asked, and the peak learning rate."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint's file and what it holds: plain types and tensors."""
+
+    path: Path
+    state: dict[str, Any]
+
+    @property
+    def step(self) -> int:
+        """Steps that were done."""
+        return int(self.state["global_step"])
+
+
+def question(spec: Trained, trainer: TrainerSpec, base: str, rows: list[str], exact: int) -> str:
+    """The digest of all that decides the weights.
+
+    Args:
+        base: the base map's hash.
+        rows: digests of the training and validation rows.
+    """
+    asked = {
+        "solver": [type(spec).__name__, {k: v for k, v in asdict(spec).items() if k not in ("name", "base_map")}],
+        "trainer": {key: value for key, value in trainer.identity().items() if key != "name"},
+        "base": base,
+        "rows": rows,
+        "exact": exact,
+    }
+    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+
+
+def read_checkpoint(path: Path, asked: str, source: str) -> Checkpoint:
+    """A checkpoint of a question.
+
+    Args:
+        source: what names the file, for the error.
+
+    Raises:
+        KvxferError: there is none, it can't be read, or it is another question's.
+    """
+    if not path.is_file():
+        raise KvxferError(f"{source}: there is no checkpoint {path}")
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        found = state[QUESTION]
+    except (OSError, RuntimeError, ValueError, EOFError, KeyError, TypeError, pickle.UnpicklingError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise KvxferError(f"{source}: {path} is no checkpoint of a trained map ({reason})") from error
+    if found != asked:
+        raise KvxferError(
+            f"{source}: {path} is of another training (other solver or trainer settings, another base map or other "
+            "rows): give the settings it was made with, or leave it out"
+        )
+    return Checkpoint(path, state)
+
+
+def find_checkpoint(given: str | None, folder: Path, asked: str, first: bool) -> Checkpoint | None:
+    """The checkpoint to go on from: what a killed run left in its folder, else the given one, taken over into it.
+
+    Args:
+        given: ``trainer.ckpt_path``.
+        folder: the run's own checkpoints.
+        first: whether this process may write.
+    """
+    own = folder / LAST
+    if not own.is_file() and given is not None:
+        path = Path(given).expanduser()
+        read_checkpoint(path, asked, "trainer.ckpt_path")
+        best = path.with_name(BEST)
+        read_checkpoint(best, asked, f"trainer.ckpt_path: the best checkpoint so far must lie beside {path.name}")
+        if first:
+            folder.mkdir(parents=True, exist_ok=True)
+            for file, name in ((best, BEST), (path, LAST)):
+                # Whole or not at all, and the one that a restart looks for comes last.
+                shutil.copyfile(file, folder / f".{name}.tmp")
+                (folder / f".{name}.tmp").replace(folder / name)
+    if not own.is_file():
+        return None
+    found = read_checkpoint(own, asked, "the run's own last checkpoint (force=true begins anew)")
+    if first:
+        log.info("training goes on at step %d, from %s", found.step, own)
+    return found
