@@ -183,6 +183,7 @@ def set_up_logging() -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(message)s"))
     logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
+    # Of several processes that train together the first one speaks.
+    logger.setLevel(logging.INFO if os.environ.get("LOCAL_RANK", "0") == "0" else logging.ERROR)
     logger.propagate = False
     warnings.filterwarnings("ignore", category=DeprecationWarning, module="wandb")
