@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float
 from kvxfer.collect import SCHEMA
 from kvxfer.errors import KvxferError
 from kvxfer.evals.intervals import gap_recovered, gap_recovered_nats
+from kvxfer.training.specs import TRAINED, TrainerSpec
 
 Json = Mapping[str, Any]
 
@@ -68,6 +69,10 @@ _DEFAULTS = {"method": "topk", "selection": "shared", "selection_lam": 0.001, "c
 _UNSAID = {**_DEFAULTS, "candidates": ["ridge", "head_local", "weighted"], "choose": "layer"}
 """What a command need not say."""
 
+_CONTENT = {"attention": 0.0, "mse": 1.0}
+_PRESETS: dict[str, dict[str, Any]] = {"mlp": _CONTENT, "mlp_small": {**_CONTENT, "hidden": 256, "share": True}}
+"""What options of trained solvers set and their classes have otherwise."""
+
 _NOT_ASKED = ("name", "convention")
 """What an option says of itself beside its settings."""
 
@@ -93,6 +98,11 @@ class MapResult:
     def key(self) -> tuple[str, ...]:
         """Its row: solver, penalty, rank and features."""
         return tuple(self.name(group) for group in _GROUPS)
+
+    @property
+    def trained(self) -> bool:
+        """Whether its map was trained, on the map of a closed form."""
+        return "trainer" in self.data
 
     @property
     def share(self) -> float:
@@ -131,24 +141,45 @@ class MapResult:
         found = []
         for group in _GROUPS:
             found.append(f"{group}={self.name(group)}")
+            unsaid = self._unsaid if group == "solver" else _UNSAID
             for key, value in self.data["settings"][group].items():
                 dial = (group, key) in (("penalty", "lam"), ("penalty", "alpha"), ("rank", "r")) and value == "auto"
-                usual = dial or key in _NOT_ASKED or group == "features" or value in (None, _UNSAID.get(key))
+                usual = dial or key in _NOT_ASKED or group == "features" or value in (None, unsaid.get(key))
                 if not usual and (key, value) != ("metric", "isotropic"):
                     found.append(f"{group}.{key}={json.dumps(value).replace(' ', '')}")
+        found += [
+            f"trainer.{key}={json.dumps(value)}"
+            for key, value in self.data.get("trainer", {}).items()
+            if key not in _NOT_ASKED and value != getattr(TrainerSpec, key)
+        ]
         found += [
             f"calibration.{key}={json.dumps(value)}" for key, value in self.data["calibration"]["settings"].items()
         ]
         return " ".join(part.replace('"', "") for part in found)
 
+    @property
+    def _unsaid(self) -> dict[str, Any]:
+        """The values of ``solver`` that go without saying."""
+        if not self.trained:
+            return _UNSAID
+        name = self.name("solver")
+        own = {item.name: item.default for item in fields(TRAINED[name])}
+        return {**_UNSAID, "base": "ridge", **own, **_PRESETS.get(name, {})}
+
 
 @dataclass(frozen=True)
 class PairResults:
-    """The maps of a pair that were asked the same: those of the baseline that most of them share."""
+    """The maps of a pair that were asked the same: those of the baseline that most of them share.
+
+    Attributes:
+        maps: closed forms.
+        trained: the others.
+    """
 
     name: str
     baseline: Baseline
     maps: list[MapResult]
+    trained: list[MapResult] = field(default_factory=list)
 
     @property
     def option(self) -> str:
@@ -195,25 +226,27 @@ def load_results(folder: Path) -> dict[str, PairResults]:
     files = sorted(folder.glob("*.json"))
     if not files:
         raise KvxferError(f"no JSON in {folder}: write some with python -m kvxfer.collect outputs {folder}/<pair>.json")
-    found: dict[tuple[str, str], tuple[dict[str, Baseline], dict[str, MapResult]]] = {}
+    found: dict[tuple[str, str, str], tuple[dict[str, Baseline], dict[str, MapResult]]] = {}
     for file in files:
         try:
             data = json.loads(file.read_text(encoding="utf-8"))
             if data["schema"] != SCHEMA:
                 raise KvxferError(f"{file}: schema {data['schema']} is not {SCHEMA}: collect it again")
+            # Trained maps are compared with the closed forms of their own file, which the pair's tables leave alone.
+            kind = "/trained" if any("trainer" in one for one in data["maps"]) else ""
             for key, value in data["baselines"].items():
-                baselines, maps = found.setdefault((data["pair"]["name"], _asked(value)), ({}, {}))
+                baselines, maps = found.setdefault((data["pair"]["name"], _asked(value), kind), ({}, {}))
                 baselines[key] = _baseline(key, value)
                 own = (one for one in data["maps"] if one["runs"]["baseline"] == key)
                 maps |= {one["runs"]["evaluate"]: MapResult(one, Scores.read(one["scores"])) for one in own}
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise KvxferError(f"{file} is no collected result ({error}): write it with kvxfer.collect") from error
     named = {}
-    for pair, asked in sorted(found):
+    for pair, asked, kind in sorted(found):
         # What most of a pair's maps were asked goes without saying.
-        _, usual = max((len(found[key][1]), key[1]) for key in found if key[0] == pair)
-        name = pair if asked == usual else f"{pair}/{asked}"
-        named[name] = _pair(name, *found[pair, asked])
+        _, usual = max((len(found[key][1]), key[1]) for key in found if (key[0], key[2]) == (pair, kind))
+        name = (pair if asked == usual else f"{pair}/{asked}") + kind
+        named[name] = _pair(name, *found[pair, asked, kind])
     return dict(sorted(named.items()))
 
 
@@ -235,4 +268,5 @@ def _pair(name: str, baselines: Mapping[str, Baseline], maps: Mapping[str, MapRe
     if usual not in baselines:
         raise KvxferError(f"results of {name}: no map, or its baselines {usual} are missing; collect it again")
     alike = [maps[key] for key in sorted(maps) if maps[key].data["runs"]["baseline"] == usual]
-    return PairResults(name, baselines[usual], alike)
+    closed, trained = ([one for one in alike if one.trained == which] for which in (False, True))
+    return PairResults(name, baselines[usual], closed, trained)

@@ -19,6 +19,7 @@ from kvxfer.reports.tables import (
     maps_table,
     twins_table,
 )
+from kvxfer.reports.trained import trained_table
 from kvxfer.runs import write_text
 
 TABLES: dict[str, Callable[[PairResults], list[str]]] = {
@@ -30,6 +31,7 @@ TABLES: dict[str, Callable[[PairResults], list[str]]] = {
     "blocks": partial(twins_table, change="blocks"),
     "weighted": partial(twins_table, change="weighted"),
     "reduced": partial(twins_table, change="reduced"),
+    "trained": trained_table,
 }
 """Tables about one pair, whose name follows; ``findings`` is about all of them."""
 
@@ -83,12 +85,14 @@ def _table(name: str, results: Mapping[str, PairResults]) -> list[str]:
     kind, _, pair = name.partition(" ")
     if kind not in TABLES:
         raise KvxferError(f"table {name!r} is none of {', '.join(f'{each} PAIR' for each in TABLES)}, findings")
-    if pair not in results:
+    # Files with trained maps stand apart.
+    about, file = (f"{pair}/trained", f"{pair}_trained") if kind == "trained" else (pair, pair)
+    if about not in results:
         raise KvxferError(
-            f"table {name!r}: no results of pair {pair!r} (there are {', '.join(results)}): write results/{pair}.json "
+            f"table {name!r}: no results of pair {about!r} (there are {', '.join(results)}): write results/{file}.json "
             "with kvxfer.collect, or remove the block"
         )
-    return TABLES[kind](results[pair])
+    return TABLES[kind](results[about])
 
 
 def figures(text: str) -> dict[str, str]:

@@ -1,0 +1,178 @@
+"""The table of a pair's trained maps: each with all its seeds, against its base and the best closed form."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvxfer.errors import KvxferError
+from kvxfer.evals.markdown import table
+from kvxfer.evals.statistics import MOST_NATS
+from kvxfer.evals.tables import NOTHING, number, p_value, percent, perplexity, quantity
+from kvxfer.evals.wording import condition_name
+from kvxfer.reports.comparing import Difference, difference, holm
+from kvxfer.reports.data import Baseline, Json, MapResult, PairResults, Scores
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """Trained maps that differ in nothing but the seed of their training, in its order."""
+
+    maps: list[MapResult]
+
+    @property
+    def first(self) -> MapResult:
+        """One of them."""
+        return self.maps[0]
+
+    @property
+    def scores(self) -> Scores:
+        """Every item's mean over the seeds; answers are not averaged."""
+        return Scores(np.mean([one.scores.nats for one in self.maps], axis=0), None)
+
+    @property
+    def accuracy(self) -> float | None:
+        """The mean share of right answers."""
+        shares = [share for one in self.maps if (share := one.scores.accuracy) is not None]
+        return sum(shares) / len(shares) if shares else None
+
+    def mean(self, *path: str) -> float:
+        """The mean of a number of their trainings."""
+        return sum(float(_inside(one.data["training"], path)) for one in self.maps) / len(self.maps)
+
+
+def trained_table(pair: PairResults) -> list[str]:
+    """Trained maps (a row for each setting, over its seeds), the closed forms they are compared with, and baselines."""
+    if not pair.trained or not pair.maps:
+        raise KvxferError(
+            f"results of {pair.name} have no trained map beside a closed form: run python evaluate.py -cd sweeps -cn "
+            f"trained pair={pair.option} eval=mapped and collect again"
+        )
+    groups, known = grouped(pair.trained), pair.baseline
+    best = min(pair.maps, key=lambda one: (known.per_token(one.scores), one.share, one.settings_without()))
+    bases = {id(group): _base(pair, group) for group in groups}
+    against = [difference(group.scores, bases[id(group)].scores, known) for group in groups]
+    to_best = [difference(group.scores, best.scores, known) for group in groups]
+    corrected, to_best_corrected = (holm([each.p for each in tests]) for tests in (against, to_best))
+    lines: list[tuple[float, list[str]]] = []
+    for n, group in enumerate(groups):
+        cells = _quality(pair, group, best)
+        cells += [*_tested(against[n], corrected[n]), *_tested(to_best[n], to_best_corrected[n])]
+        lines.append((known.per_token(group.scores), [*cells, *_cost(group.first), *_training(group)]))
+    closed = {one.data["map"]: one for one in [*(bases[id(group)] for group in groups), best] if not one.trained}
+    for one in closed.values():
+        lines.append((known.per_token(one.scores), _closed(pair, one, groups, best)))
+    for name in ("ceiling", "source"):
+        nats = known.per_token(known.conditions[name])
+        scores = known.conditions[name]
+        cells = [f"**{condition_name(name, short=True)}**", NOTHING, percent(scores.accuracy), *_nats(known, scores)]
+        lines.append((nats, [*cells, *[NOTHING] * (len(HEADER) - len(cells))]))
+    rows = [cells for _, cells in sorted(lines, key=lambda line: (line[0], line[1]))]
+    return [_said(pair, best), "", *table(HEADER, rows)]
+
+
+HEADER = (
+    *("Map", "Seeds", "Accuracy", "Perplexity", "Nats per token", "Each seed", "Gap recovered (nats)"),
+    *(
+        "Of what the best closed form leaves",
+        "KL",
+        "Cosine",
+        "Δ nats to base",
+        "p (Holm)",
+        "Δ nats to best",
+        "p (Holm)",
+    ),
+    *("Parameters", "Bytes", "Prefill share", "Steps", "Best step", "Seconds"),
+)
+
+
+def grouped(maps: Sequence[MapResult]) -> list[Seeds]:
+    """Trained maps by all that was asked of them but the seed, in the alphabet's order."""
+    found: dict[str, list[MapResult]] = {}
+    for one in maps:
+        trainer = {key: value for key, value in one.data["trainer"].items() if key != "seed"}
+        asked = json.dumps([trainer, one.data["training"]["corpus"], one.data["base"]["sha256"]], sort_keys=True)
+        found.setdefault(one.settings_without() + asked, []).append(one)
+    return [Seeds(sorted(found[key], key=lambda one: one.data["trainer"]["seed"])) for key in sorted(found)]
+
+
+def _base(pair: PairResults, group: Seeds) -> MapResult:
+    """The map that a group was trained on."""
+    wanted = group.first.data["base"]
+    for one in (*pair.maps, *pair.trained):
+        if one.data["map"] == wanted["sha256"]:
+            return one
+    raise KvxferError(
+        f"results of {pair.name}: {group.first.name('solver')} was trained on the map {wanted['run']}, which is not "
+        "among them: evaluate that map too and collect both into one file"
+    )
+
+
+def _quality(pair: PairResults, group: Seeds, best: MapResult) -> list[str]:
+    known, scores = pair.baseline, group.scores
+    each = ", ".join(number(known.per_token(one.scores)) for one in group.maps)
+    said = f"`{_without_seed(group.first)}`"
+    seeds = ", ".join(str(one.data["trainer"]["seed"]) for one in group.maps)
+    cells = [said, seeds, percent(group.accuracy), *_nats(known, scores), each, percent(known.gap(scores))]
+    learnt = [number(group.mean("held_out", "trained", key)) for key in ("kl", "cosine")]
+    return [*cells, percent(rest_recovered(known, scores, best.scores)), *learnt]
+
+
+def rest_recovered(known: Baseline, scores: Scores, best: Scores) -> float | None:
+    """What some scores recover, in nats, of what the best closed form leaves to the ceiling; None if it leaves none."""
+    ceiling, least = known.per_token(known.conditions["ceiling"]), known.per_token(best)
+    return None if least <= ceiling else (least - known.per_token(scores)) / (least - ceiling)
+
+
+def _closed(pair: PairResults, one: MapResult, groups: Sequence[Seeds], best: MapResult) -> list[str]:
+    """The row of a closed form; its KL and cosine are known where something was trained on it."""
+    known, scores = pair.baseline, one.scores
+    name = "best closed form" if one is best else "base"
+    cells = [f"`{one.overrides}` ({name})", NOTHING, percent(scores.accuracy), *_nats(known, scores), NOTHING]
+    on_it = [group for group in groups if group.first.data["base"]["sha256"] == one.data["map"]]
+    learnt = [number(on_it[0].mean("held_out", "base", key)) if on_it else NOTHING for key in ("kl", "cosine")]
+    return [*cells, percent(known.gap(scores)), NOTHING, *learnt, *[NOTHING] * 4, *_cost(one), *[NOTHING] * 3]
+
+
+def _nats(known: Baseline, scores: Scores) -> list[str]:
+    nats = known.per_token(scores)
+    return [perplexity(math.exp(nats)) if nats < MOST_NATS else NOTHING, number(nats)]
+
+
+def _tested(found: Difference, corrected: float) -> list[str]:
+    return [number(found.nats, sign=True), p_value(corrected)]
+
+
+def _cost(one: MapResult) -> list[str]:
+    cost = one.data["cost"]
+    return [quantity(cost["parameters"]), quantity(cost["bytes"]), percent(one.share)]
+
+
+def _training(group: Seeds) -> list[str]:
+    return [f"{group.mean(key):,.0f}" for key in ("steps", "best_step", "seconds")]
+
+
+def _without_seed(one: MapResult) -> str:
+    return " ".join(part for part in one.overrides.split() if not part.startswith("trainer.seed="))
+
+
+def _said(pair: PairResults, best: MapResult) -> str:
+    known = pair.baseline
+    return (
+        f"{len(pair.trained)} trained maps, {len(known.documents)} items of {len(set(known.documents))} documents that "
+        "no map has seen. A row is the mean over its seeds, each seed's nats beside it. KL (nats per token) and cosine "
+        "of attention outputs: on the held-out rows of the training's own text. Δ: against the base of each row, and "
+        f"against the best of {len(pair.maps)} closed forms on these very items (`{best.overrides}`); paired t over "
+        "documents of every item's mean over seeds, corrected for all rows (Holm). Prefill share: FLOPs per token of "
+        "the target's prefill. Steps, best step and seconds: means over seeds."
+    )
+
+
+def _inside(value: Json, path: Sequence[str]) -> float:
+    for key in path[:-1]:
+        value = value[key]
+    return float(value[path[-1]])

@@ -1,0 +1,141 @@
+"""The table of trained maps: seeds together, tests against base and best closed form, and files that stand apart."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvxfer.errors import KvxferError
+from kvxfer.reports import page
+from kvxfer.reports.data import MapResult, Scores, load_results
+from kvxfer.reports.tables import maps_table
+from kvxfer.reports.trained import HEADER, grouped, trained_table
+from kvxfer.training.specs import MLP, Corrected, Residual, Trained, TrainerSpec
+from tests.collected import collected, make_map, write
+from tests.small_runs import settings_of
+
+MINUS = "\N{MINUS SIGN}"
+BASE, BEST = "a" * 64, "b" * 64
+
+
+def closed() -> list[dict[str, Any]]:
+    """A base, and a better closed form."""
+    return [{**make_map(1.6, 0), "map": BASE}, {**make_map(1.5, 1, features="both", share=0.2), "map": BEST}]
+
+
+def make_trained(level: float, number: int, spec: Trained, seed: int = 0, **trainer: Any) -> dict[str, Any]:
+    """A trained map on the base of ``closed``, as it is collected."""
+    one = make_map(level, number)
+    own = {key: value for key, value in asdict(spec).items() if value is not None}
+    one["settings"]["solver"] |= {"base": "ridge", **own}
+    measured = {"kl": level - 1, "cosine": 0.9, "attention_score": 0.8}
+    base = {"kl": 0.5, "cosine": 0.7, "attention_score": 0.6}
+    training = {"steps": 900 + seed, "best_step": 800, "seconds": 60.0, "corpus": {"name": "toy"}}
+    return {
+        **one,
+        "trainer": TrainerSpec(**trainer, seed=seed).identity(),
+        "training": {**training, "held_out": {"base": base, "trained": measured}},
+        "base": {"run": "t000", "sha256": BASE},
+    }
+
+
+def trained() -> list[dict[str, Any]]:
+    """A residual of two seeds that is better than the best closed form, and an MLP that is worse than the base."""
+    residual = Residual("residual", hidden=64)
+    return [
+        make_trained(1.24, 10, residual),
+        make_trained(1.26, 11, residual, seed=1),
+        make_trained(1.8, 12, MLP("mlp", attention=0.0, mse=1.0), max_steps=50),
+    ]
+
+
+def cells(lines: list[str]) -> list[dict[str, str]]:
+    rows = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines if line.startswith("|")]
+    assert rows[0] == list(HEADER)
+    # p (Holm) is there twice; the last one wins.
+    return [dict(zip(HEADER, row, strict=True)) for row in rows[2:]]
+
+
+def test_seeds_are_one_row_that_is_tested_against_base_and_best(tmp_path: Path) -> None:
+    pair = load_results(write(tmp_path, collected([*closed(), *trained()])))["toy/trained"]
+    rows = cells(trained_table(pair))
+    assert ("own prefill" in rows[0]["Map"], "Source" in rows[-1]["Map"]) == (True, True)
+    rest = "penalty=isotropic rank=full features"
+    assert [row["Map"].split("`")[1] for row in rows[1:-1]] == [
+        f"solver=residual solver.k=3 solver.hidden=64 {rest}=same",
+        f"solver=ridge solver.k=3 {rest}=both",
+        f"solver=ridge solver.k=3 {rest}=same",
+        f"solver=mlp solver.k=3 {rest}=same trainer.max_steps=50",
+    ]
+    residual, best, base, mlp = rows[1:5]
+    assert (residual["Seeds"], residual["Nats per token"], residual["Each seed"]) == ("0, 1", "1.250", "1.240, 1.260")
+    assert residual["Δ nats to base"] == f"{MINUS}0.350"
+    assert residual["Δ nats to best"] == f"{MINUS}0.250"
+    assert residual["p (Holm)"].startswith("<")
+    # Between source (2.0) and ceiling (1.0), and of the half that the best closed form leaves.
+    assert residual["Gap recovered (nats)"] == "75.0 %"
+    assert residual["Of what the best closed form leaves"] == "50.0 %"
+    assert (residual["KL"], residual["Steps"]) == ("0.250", "900")
+    assert mlp["Δ nats to base"] == "+0.200"
+    assert mlp["Of what the best closed form leaves"] == f"{MINUS}60.0 %"
+    assert best["Map"].endswith("(best closed form)")
+    assert base["Map"].endswith("(base)")
+    assert (base["KL"], best["KL"]) == ("0.500", "–")
+    assert {row["Bytes"] for row in rows[1:5]} == {"4 k"}
+
+
+def test_files_with_trained_maps_leave_the_pairs_tables_alone(tmp_path: Path) -> None:
+    apart = collected([*closed(), *trained()])
+    write(tmp_path, collected([make_map(1.7, 20), make_map(1.6, 21, features="both")]))
+    (tmp_path / "more").mkdir()
+    (write(tmp_path / "more", apart) / "toy.json").rename(tmp_path / "toy_trained.json")
+    results = load_results(tmp_path)
+    assert set(results) == {"toy", "toy/trained"}
+    assert (len(results["toy"].maps), len(results["toy"].trained)) == (2, 0)
+    assert (len(results["toy/trained"].maps), len(results["toy/trained"].trained)) == (2, 3)
+    text = "<!-- begin table: trained toy -->\n<!-- end table -->\n<!-- begin table: maps toy -->\n<!-- end table -->\n"
+    made = page.render(text, results)
+    assert made.index("solver.hidden=64") < made.index("begin table: maps")
+    assert "\n".join(maps_table(results["toy"])) in made
+    with pytest.raises(KvxferError, match=r"no results of pair 'other/trained' .*: write results/other_trained\.json"):
+        page.render("<!-- begin table: trained other -->\n<!-- end table -->\n", results)
+
+
+def test_what_is_missing_is_said(tmp_path: Path) -> None:
+    without = load_results(write(tmp_path / "a", collected([closed()[1], *trained()])))["toy/trained"]
+    with pytest.raises(KvxferError, match="residual was trained on the map t000, which is not among them"):
+        trained_table(without)
+    alone = load_results(write(tmp_path / "b", collected(trained())))["toy/trained"]
+    with pytest.raises(KvxferError, match=r"no trained map beside a closed form: run python evaluate\.py -cd sweeps"):
+        trained_table(alone)
+    plain = load_results(write(tmp_path / "c", collected(closed())))["toy"]
+    with pytest.raises(KvxferError, match="no trained map"):
+        trained_table(plain)
+
+
+def test_seeds_are_together_and_other_settings_apart() -> None:
+    residual = Residual("residual")
+    asked = [
+        make_trained(1.2, 0, residual, seed=1),
+        make_trained(1.2, 1, residual),
+        make_trained(1.2, 2, residual, lr=0.01),
+        make_trained(1.2, 3, Corrected("corrected")),
+        {**make_trained(1.2, 4, residual), "base": {"run": "t001", "sha256": BEST}},
+    ]
+    groups = grouped([MapResult(one, Scores.read(one["scores"])) for one in asked])
+    seeds = sorted([one.data["trainer"]["seed"] for one in group.maps] for group in groups)
+    assert seeds == [[0], [0], [0], [0, 1]]
+
+
+@pytest.mark.parametrize("solver", ["residual", "mlp", "mlp_small", "corrected"])
+def test_a_command_names_only_what_its_option_has_otherwise(solver: str, tmp_path: Path) -> None:
+    given = ["solver.kl=0.5", "trainer.patience=null", "trainer.seed=2"]
+    config = settings_of("train", tmp_path, f"solver={solver}", "features=same", *given).solver_config
+    one = make_trained(1.2, 0, Corrected("corrected"))
+    one["settings"], one["trainer"] = {key: config[key] for key in one["settings"]}, config["trainer"]
+    said = MapResult(one, Scores.read(one["scores"])).overrides.split()
+    assert [part for part in said if part.startswith(("solver.", "trainer."))] == ["solver.k=3", *given]
+    assert settings_of("train", tmp_path, *said).solver_config == config
