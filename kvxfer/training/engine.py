@@ -22,7 +22,11 @@ from kvxfer.training.specs import TrainerSpec
 
 _FINDER_STEPS, FINDER_RATES = 100, (1e-6, 0.3)
 
-_MEANT = (".*does not have many workers", r"`isinstance\(treespec, LeafSpec\)` is deprecated")
+_MEANT = (
+    ".*does not have many workers",
+    "Checkpoint directory .* exists and is not empty",
+    r"`isinstance\(treespec, LeafSpec\)` is deprecated",
+)
 """Warnings of what is meant to be so, and of what Lightning does with torch."""
 
 
