@@ -163,7 +163,7 @@ class Recorder(L.Callback):
         looks = math.ceil(left / self.spec.validate_every)
         total = each * left + looks * self.look_seconds
         log.info(
-            "training: about %s for %d steps (%.2f s each) and %d looks at the validation rows (%.1f s each)",
+            "training: about %s for %d steps (%.2f s each) that are validated %d times (%.1f s each)",
             f"{total / 60:.0f} minutes" if total >= 90 else f"{total:.0f} s",
             left,
             each,

@@ -123,8 +123,8 @@ class TrainedModule(L.LightningModule):
         last = getattr(kept[-1], "best_model_path", "") if kept else ""
         where = f"the last good checkpoint is {last}" if last else "there is no checkpoint yet"
         return (
-            f"training stopped at step {step}: {culprit(mapped, losses, self.objective.layers)} is not finite; {where}; "
-            "lower trainer.lr or trainer.gradient_clip, or set trainer.precision=32-true"
+            f"training stopped at step {step}: {culprit(mapped, losses, self.objective.layers)} is not finite; "
+            f"{where}; lower trainer.lr or trainer.gradient_clip, or set trainer.precision=32-true"
         )
 
 
