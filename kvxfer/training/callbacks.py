@@ -17,6 +17,7 @@ from torch import Tensor
 from kvxfer.features import KINDS
 from kvxfer.loggers import RunLogger
 from kvxfer.training.module import VAL_KL, TrainedModule
+from kvxfer.training.resuming import BEST, LAST
 from kvxfer.training.specs import TrainerSpec
 
 log = logging.getLogger("kvxfer")
@@ -162,7 +163,7 @@ class Recorder(L.Callback):
         looks = math.ceil(left / self.spec.validate_every)
         total = each * left + looks * self.look_seconds
         log.info(
-            "training: about %s for %d steps (%.2f s each) and %d looks at the validation rows (%.1f s each)",
+            "training: about %s for %d steps (%.2f s each) that are validated %d times (%.1f s each)",
             f"{total / 60:.0f} minutes" if total >= 90 else f"{total:.0f} s",
             left,
             each,
@@ -174,37 +175,37 @@ class Recorder(L.Callback):
         return time.monotonic() - self._clock
 
 
-class Checkpoints(ModelCheckpoint):
-    """``best.ckpt`` (the lowest validation KL) and ``last.ckpt`` of every look, wherever the run lies now.
+class Kept(ModelCheckpoint):
+    """One checkpoint: of the best look at the validation rows, or of the last. It may lie elsewhere when it is loaded.
 
     Args:
-        folder: where they are kept.
+        file: where it is kept.
+        monitor: what the best is the lowest of; None: every look's is kept in place of the one before.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, file: Path, monitor: str | None) -> None:
         super().__init__(
-            folder,
-            filename="best",
-            monitor=VAL_KL,
-            save_last=True,
+            file.parent,
+            filename=file.stem,
+            monitor=monitor,
             save_top_k=1,
             auto_insert_metric_name=False,
             save_on_train_epoch_end=False,
             enable_version_counter=False,
         )
+        self.file = str(Path(str(self.dirpath)) / file.name)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take the state over as if its checkpoints had always lain here."""
+        """Take the state over as if the checkpoint had always lain here."""
         score = state_dict["best_model_score"]
-        best, last = (str(Path(str(self.dirpath)) / f"{name}.ckpt") for name in ("best", "last"))
-        here = {"dirpath": self.dirpath, "best_model_path": best, "kth_best_model_path": best, "last_model_path": last}
-        super().load_state_dict({**state_dict, **here, "best_k_models": {best: score}})
+        here = {"dirpath": self.dirpath, "best_model_path": self.file, "kth_best_model_path": self.file}
+        super().load_state_dict({**state_dict, **here, "best_k_models": {} if score is None else {self.file: score}})
 
 
 def all_callbacks(recorder: Recorder, spec: TrainerSpec, folder: Path) -> list[L.Callback]:
-    """In this order: a checkpoint holds what the others know of its look."""
+    """In this order: a checkpoint holds what the others know of its look, and the last one is written last."""
     stopping = [] if spec.patience is None else [early_stopping(spec.patience)]
-    return [recorder, *stopping, Checkpoints(folder)]
+    return [recorder, *stopping, Kept(folder / BEST, VAL_KL), Kept(folder / LAST, None)]
 
 
 def early_stopping(patience: int) -> EarlyStopping:

@@ -20,9 +20,14 @@ from kvxfer.training.data import Data
 from kvxfer.training.module import TrainedModule
 from kvxfer.training.specs import TrainerSpec
 
-_FINDER_STEPS, FINDER_RATES = 100, (1e-6, 0.3)
+_FINDER_STEPS, _FEWEST_FINDER_STEPS = 100, 20
+FINDER_RATES = (1e-6, 0.3)
 
-_MEANT = (".*does not have many workers", r"`isinstance\(treespec, LeafSpec\)` is deprecated")
+_MEANT = (
+    ".*does not have many workers",
+    "Checkpoint directory .* exists and is not empty",
+    r"`isinstance\(treespec, LeafSpec\)` is deprecated",
+)
 """Warnings of what is meant to be so, and of what Lightning does with torch."""
 
 
@@ -47,7 +52,6 @@ def make_trainer(
             precision=spec.precision,  # type: ignore[arg-type]
             max_steps=spec.max_steps,
             max_epochs=-1,
-            val_check_interval=spec.validate_every,
             check_val_every_n_epoch=None,
             num_sanity_val_steps=0,
             gradient_clip_val=spec.gradient_clip or None,
@@ -57,7 +61,7 @@ def make_trainer(
             use_distributed_sampler=False,
             default_root_dir=work,
             callbacks=callbacks,
-            **options,
+            **{"val_check_interval": spec.validate_every, **options},
         )
     except (ValueError, RuntimeError, TypeError, MisconfigurationException) as error:
         raise KvxferError(
@@ -73,14 +77,16 @@ def find_rate(module: TrainedModule, data: Data, spec: TrainerSpec, work: Path) 
         KvxferError: it suggests none.
     """
     module.searching = True
-    engine = make_trainer(spec, module.device, work, [], enable_checkpointing=False)
     low, high = FINDER_RATES
+    steps = min(_FINDER_STEPS, max(spec.max_steps, _FEWEST_FINDER_STEPS))
+    # A look at the validation rows would tell it nothing.
+    engine = make_trainer(spec, module.device, work, [], enable_checkpointing=False, val_check_interval=steps + 1)
     found = Tuner(engine).lr_find(
         module,
         datamodule=data,
         min_lr=low,
         max_lr=high,
-        num_training=min(_FINDER_STEPS, max(spec.max_steps, 20)),
+        num_training=steps,
         update_attr=False,
     )
     suggested = None if found is None else found.suggestion()

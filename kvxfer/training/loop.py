@@ -270,6 +270,6 @@ def _check_rows(rows: TrainingRows) -> None:
             raise KvxferError(f"{name} rows have {found.tokens.shape[1]} tokens, training rows {length}")
     seen: dict[str, str] = {}
     for name in ("training", "validation", "held_out"):
-        for document in {key for keys in getattr(rows, name).documents for key in keys}:
+        for document in (key for keys in getattr(rows, name).documents for key in keys):
             if seen.setdefault(document, name) != name:
                 raise KvxferError(f"document {document} is in {seen[document]} and {name} rows")

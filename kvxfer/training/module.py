@@ -119,11 +119,12 @@ class TrainedModule(L.LightningModule):
 
     def _not_finite(self, step: int, mapped: KV, losses: Losses | None) -> str:
         """Where a number that is not finite comes from, and what can be done."""
-        last = getattr(self.trainer.checkpoint_callback, "last_model_path", "")
-        kept = f"the last good checkpoint is {last}" if last else "there is no checkpoint yet"
+        kept = self.trainer.checkpoint_callbacks
+        last = getattr(kept[-1], "best_model_path", "") if kept else ""
+        where = f"the last good checkpoint is {last}" if last else "there is no checkpoint yet"
         return (
-            f"training stopped at step {step}: {culprit(mapped, losses, self.objective.layers)} is not finite; {kept}; "
-            "lower trainer.lr or trainer.gradient_clip, or set trainer.precision=32-true"
+            f"training stopped at step {step}: {culprit(mapped, losses, self.objective.layers)} is not finite; "
+            f"{where}; lower trainer.lr or trainer.gradient_clip, or set trainer.precision=32-true"
         )
 
 

@@ -89,15 +89,16 @@ def find_checkpoint(given: str | None, folder: Path, asked: str, first: bool) ->
     own = folder / LAST
     if not own.is_file() and given is not None:
         path = Path(given).expanduser()
-        read_checkpoint(path, asked, "trainer.ckpt_path")
+        found = read_checkpoint(path, asked, "trainer.ckpt_path")
         best = path.with_name(BEST)
         read_checkpoint(best, asked, f"trainer.ckpt_path: the best checkpoint so far must lie beside {path.name}")
-        if first:
-            folder.mkdir(parents=True, exist_ok=True)
-            for file, name in ((best, BEST), (path, LAST)):
-                # Whole or not at all, and the one that a restart looks for comes last.
-                shutil.copyfile(file, folder / f".{name}.tmp")
-                (folder / f".{name}.tmp").replace(folder / name)
+        if not first:
+            return found
+        folder.mkdir(parents=True, exist_ok=True)
+        for file, name in ((best, BEST), (path, LAST)):
+            # Whole or not at all, and the one that a restart looks for comes last.
+            shutil.copyfile(file, folder / f".{name}.tmp")
+            (folder / f".{name}.tmp").replace(folder / name)
     if not own.is_file():
         return None
     found = read_checkpoint(own, asked, "the run's own last checkpoint (force=true begins anew)")
