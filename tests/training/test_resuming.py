@@ -159,12 +159,15 @@ def test_a_checkpoint_is_taken_over(tiny_pair: Pair, tmp_path: Path, monkeypatch
         ({"spec": MLP("mlp", hidden=4)}, "is of another training"),
         ({"rows": training_rows(6)}, "is of another training"),
         ({"ckpt_path": "none.ckpt"}, r"trainer.ckpt_path: there is no checkpoint none.ckpt"),
+        ({"ckpt_path": "best.ckpt"}, r"trainer.ckpt_path: .*best.ckpt holds weights alone"),
         ({"ckpt_path": __file__}, r"trainer.ckpt_path: .* is no checkpoint of a trained map"),
     ],
 )
 def test_a_checkpoint_of_another_question_is_refused(
     tiny_pair: Pair, tmp_path: Path, done: Path, changes: dict[str, Any], message: str
 ) -> None:
+    if changes.get("ckpt_path") == "best.ckpt":
+        changes = {"ckpt_path": str(done / "best.ckpt")}
     with pytest.raises(KvxferError, match=message):
         fit(tiny_pair, tmp_path, **{"ckpt_path": str(done / "last.ckpt"), "max_steps": 2, **changes})
     assert not (tmp_path / "checkpoints").exists()
@@ -172,7 +175,7 @@ def test_a_checkpoint_of_another_question_is_refused(
 
 def test_what_a_checkpoint_needs_beside_it(tiny_pair: Pair, tmp_path: Path, done: Path) -> None:
     shutil.copy(done / "last.ckpt", tmp_path / "alone.ckpt")
-    with pytest.raises(KvxferError, match=r"the best checkpoint so far must lie beside alone.ckpt: there is no"):
+    with pytest.raises(KvxferError, match=r"the best so far must lie beside alone.ckpt: there is no"):
         fit(tiny_pair, tmp_path / "work", ckpt_path=str(tmp_path / "alone.ckpt"), max_steps=2)
 
 
