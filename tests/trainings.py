@@ -60,7 +60,7 @@ def make_rows(count: int, first: int, length: int = 20) -> Rows:
 
 def training_rows(training: int = 5) -> TrainingRows:
     """A few rows of every split."""
-    return TrainingRows(make_rows(training, 0), make_rows(3, 100), make_rows(3, 200))
+    return TrainingRows(make_rows(training, 0), make_rows(3, 100), make_rows(1, 200))
 
 
 def base_map(pair: Pair) -> CacheMap:

@@ -180,7 +180,8 @@ class Kept(ModelCheckpoint):
 
     Args:
         file: where it is kept.
-        monitor: what the best is the lowest of; None: every look's is kept in place of the one before.
+        monitor: what the best is the lowest of; it holds weights alone, a third of what Adam makes of them. None: every
+            look's is kept in place of the one before, with all that going on needs.
     """
 
     def __init__(self, file: Path, monitor: str | None) -> None:
@@ -189,6 +190,7 @@ class Kept(ModelCheckpoint):
             filename=file.stem,
             monitor=monitor,
             save_top_k=1,
+            save_weights_only=monitor is not None,
             auto_insert_metric_name=False,
             save_on_train_epoch_end=False,
             enable_version_counter=False,

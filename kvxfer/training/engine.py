@@ -18,6 +18,7 @@ from kvxfer.errors import KvxferError
 from kvxfer.pairs import Pair
 from kvxfer.training.data import Data
 from kvxfer.training.module import TrainedModule
+from kvxfer.training.resuming import PlainFiles
 from kvxfer.training.specs import TrainerSpec
 
 _FINDER_STEPS, _FEWEST_FINDER_STEPS = 100, 20
@@ -61,6 +62,7 @@ def make_trainer(
             use_distributed_sampler=False,
             default_root_dir=work,
             callbacks=callbacks,
+            plugins=[PlainFiles()],
             **{"val_check_interval": spec.validate_every, **options},
         )
     except (ValueError, RuntimeError, TypeError, MisconfigurationException) as error:

@@ -53,5 +53,6 @@ def _finish(axes: Axes) -> None:
     axes.set_xlabel("step")
     axes.grid(color=LINE, linewidth=0.8)
     axes.margins(y=0.15)
+    axes.set_xlim(left=0)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=9, labelcolor=INK)

@@ -136,8 +136,12 @@ class _Fitting:
         recorder.out = self.out if first else None
         self._fit(engine, module, recorder, checkpoint)
         best = engine.strategy.broadcast(str(self.work / CHECKPOINTS / BEST))
-        module.load_state_dict(read_checkpoint(Path(best), self.question, "the best checkpoint").state["state_dict"])
-        return self._finish(module, recorder, base_kl, first)
+        found = read_checkpoint(Path(best), self.question, "the run's own best checkpoint", whole=False)
+        module.load_state_dict(found.state["state_dict"])
+        # What the optimiser holds is a multiple of the weights, and measuring needs room of its own.
+        network.zero_grad()
+        del engine, module, found
+        return self._finish(network, recorder, base_kl, lr, first)
 
     def _store(self, rows: Rows, cache_gib: float, logits: bool) -> ActivationStore:
         return ActivationStore(self.pair, self.base.blocks, rows.tokens, cache_gib, logits)
@@ -203,8 +207,8 @@ class _Fitting:
             recorder.advance = advance
             engine.fit(module, datamodule=self._data(), ckpt_path=path)
 
-    def _finish(self, module: TrainedModule, recorder: Recorder, base_kl: float, first: bool) -> TrainedMap:
-        layers, trunks = module.network.export()
+    def _finish(self, network: Network, recorder: Recorder, base_kl: float, lr: float, first: bool) -> TrainedMap:
+        layers, trunks = network.export()
         trained = replace(self.base, layers=layers, trunks=trunks)
         store = self._store(self.rows.held_out, self.trainer.cache_gib * _VALIDATION_SHARE, True)
         held_out = {
@@ -220,8 +224,8 @@ class _Fitting:
             "seconds": round(recorder.seconds, 1),
             "seconds_per_step": recorder.seconds / steps,
             "stopped": "max_steps" if steps >= self.trainer.max_steps else "patience",
-            "lr": module.lr,
-            "trained_parameters": module.network.trained,
+            "lr": lr,
+            "trained_parameters": network.trained,
             "base_val_kl": base_kl,
             "history": history,
             "layers": recorder.layers,

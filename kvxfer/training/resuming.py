@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 
 from kvxfer.errors import KvxferError
 from kvxfer.training.specs import Trained, TrainerSpec
@@ -21,6 +22,17 @@ log = logging.getLogger("kvxfer")
 CHECKPOINTS, BEST, LAST = "checkpoints", "best.ckpt", "last.ckpt"
 QUESTION, RATE = "kvxfer_question", "kvxfer_lr"
 """What our checkpoints hold beside Lightning's own: the digest of what was asked, and the peak learning rate."""
+
+
+class PlainFiles(TorchCheckpointIO):
+    """Checkpoints are written to disk at once, not to memory first, and are there whole or not at all."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        """Write one."""
+        file = Path(path)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(checkpoint, _unfinished(file))
+        _unfinished(file).replace(file)
 
 
 @dataclass(frozen=True)
@@ -53,14 +65,15 @@ def question(spec: Trained, trainer: TrainerSpec, base: str, rows: list[str], ex
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
 
 
-def read_checkpoint(path: Path, asked: str, source: str) -> Checkpoint:
+def read_checkpoint(path: Path, asked: str, source: str, whole: bool = True) -> Checkpoint:
     """A checkpoint of a question.
 
     Args:
         source: what names the file, for the error.
+        whole: whether weights alone will not do.
 
     Raises:
-        KvxferError: there is none, it can't be read, or it is another question's.
+        KvxferError: there is none, it can't be read, it is another question's, or weights alone.
     """
     if not path.is_file():
         raise KvxferError(f"{source}: there is no checkpoint {path}")
@@ -75,6 +88,8 @@ def read_checkpoint(path: Path, asked: str, source: str) -> Checkpoint:
             f"{source}: {path} is of another training (other solver or trainer settings, another base map or other "
             "rows): give the settings it was made with, or leave it out"
         )
+    if whole and "callbacks" not in state:
+        raise KvxferError(f"{source}: {path} holds weights alone, which nothing goes on from: give {LAST} beside it")
     return Checkpoint(path, state)
 
 
@@ -91,17 +106,21 @@ def find_checkpoint(given: str | None, folder: Path, asked: str, first: bool) ->
         path = Path(given).expanduser()
         found = read_checkpoint(path, asked, "trainer.ckpt_path")
         best = path.with_name(BEST)
-        read_checkpoint(best, asked, f"trainer.ckpt_path: the best checkpoint so far must lie beside {path.name}")
+        read_checkpoint(best, asked, f"trainer.ckpt_path: the best so far must lie beside {path.name}", whole=False)
         if not first:
             return found
         folder.mkdir(parents=True, exist_ok=True)
         for file, name in ((best, BEST), (path, LAST)):
             # Whole or not at all, and the one that a restart looks for comes last.
-            shutil.copyfile(file, folder / f".{name}.tmp")
-            (folder / f".{name}.tmp").replace(folder / name)
+            shutil.copyfile(file, _unfinished(folder / name))
+            _unfinished(folder / name).replace(folder / name)
     if not own.is_file():
         return None
     found = read_checkpoint(own, asked, "the run's own last checkpoint (force=true begins anew)")
     if first:
         log.info("training goes on at step %d, from %s", found.step, own)
     return found
+
+
+def _unfinished(file: Path) -> Path:
+    return file.with_name(f".{file.name}.tmp")

@@ -17,8 +17,9 @@ import torch
 from kvxfer.errors import KvxferError
 from kvxfer.pairs import Pair
 from kvxfer.training.callbacks import Kept, Recorder
+from kvxfer.training.loop import TrainedMap
 from kvxfer.training.specs import MLP, Residual
-from tests.trainings import SPEC, Told, fit, same, training_rows
+from tests.trainings import Told, fit, same, training_rows
 
 pytestmark = pytest.mark.usefixtures("no_drawing")
 
@@ -86,47 +87,40 @@ def test_kill_9_twice_and_the_weights_are_the_same_bits(
         assert all(torch.equal(mine[name], theirs[name]) for name in mine)
 
 
-def test_stopped_at_steps_in_bfloat16(tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopped_in_bfloat16(tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mlp = MLP("mlp", attention=0.0, mse=1.0, hidden=4)
     settings = {"spec": mlp, "precision": "bf16-mixed", "max_steps": 4, "validate_every": 1}
     expected = fit(tiny_pair, tmp_path / "whole", **settings)
-    for step in (1, 3):
-        work = tmp_path / str(step)
-        with monkeypatch.context() as patch:
-            ending_at(step, stop, patch)
-            with pytest.raises(Killed):
-                fit(tiny_pair, work, **settings)
-        assert same(fit(tiny_pair, work, **settings), expected), step
+    with monkeypatch.context() as patch:
+        ending_at(3, stop, patch)
+        with pytest.raises(Killed):
+            fit(tiny_pair, tmp_path / "stopped", **settings)
+    assert same(fit(tiny_pair, tmp_path / "stopped", **settings), expected)
 
 
 def test_killed_between_its_checkpoints_and_after_its_last_step(
-    tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: tuple[Path, TrainedMap]
 ) -> None:
     """The best of a look is written before the last; and once training is over, no step more is taken."""
-    expected = fit(tiny_pair, tmp_path / "whole")
     save = Kept._save_checkpoint
-    count = 0
+    saved: list[str] = []
 
     def dying(self: Kept, trainer: Any, path: str) -> None:
-        nonlocal count
         save(self, trainer, path)
-        count += 1
-        if count in deaths:
+        saved.append(Path(path).stem)
+        if len(saved) == 3:
             raise Killed
 
     monkeypatch.setattr(Kept, "_save_checkpoint", dying)
-    deaths = (3, 6)
-    for _ in deaths:
-        with pytest.raises(Killed):
-            fit(tiny_pair, tmp_path / "killed")
-    deaths = ()
-    assert same(fit(tiny_pair, tmp_path / "killed"), expected)
-    steps = count
+    with pytest.raises(Killed):
+        fit(tiny_pair, tmp_path)
+    assert same(fit(tiny_pair, tmp_path), whole[1])
+    assert saved == ["best", "last", "best"] + ["best", "last"] * 2
     out = Told()
-    again = fit(tiny_pair, tmp_path / "killed", out=out)
-    assert same(again, expected)
-    assert facts(again.record) == facts(expected.record)
-    assert count == steps
+    again = fit(tiny_pair, tmp_path, out=out)
+    assert same(again, whole[1])
+    assert facts(again.record) == facts(whole[1].record)
+    assert len(saved) == 7
     assert not any("train/loss" in values for values in out.numbers)
 
 
@@ -141,15 +135,17 @@ def test_a_training_that_gains_nothing_ends(tiny_pair: Pair, tmp_path: Path) -> 
     assert not any("train/loss" in values for values in out.numbers)
 
 
-def test_a_checkpoint_is_taken_over(tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = fit(tiny_pair, tmp_path / "whole")
+def test_a_checkpoint_is_taken_over(
+    tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: tuple[Path, TrainedMap]
+) -> None:
     with monkeypatch.context() as patch:
         ending_at(5, stop, patch)
         with pytest.raises(Killed):
             fit(tiny_pair, tmp_path / "first")
     last = tmp_path / "first" / "checkpoints" / "last.ckpt"
-    assert same(fit(tiny_pair, tmp_path / "second", ckpt_path=str(last)), expected)
-    assert [path.name for path in (tmp_path / "second" / "checkpoints").iterdir()] == ["best.ckpt", "last.ckpt"]
+    assert same(fit(tiny_pair, tmp_path / "second", ckpt_path=str(last)), whole[1])
+    files = sorted(path.name for path in (tmp_path / "second" / "checkpoints").iterdir())
+    assert files == ["best.ckpt", "last.ckpt"]
 
 
 @pytest.mark.parametrize(
@@ -159,21 +155,24 @@ def test_a_checkpoint_is_taken_over(tiny_pair: Pair, tmp_path: Path, monkeypatch
         ({"spec": MLP("mlp", hidden=4)}, "is of another training"),
         ({"rows": training_rows(6)}, "is of another training"),
         ({"ckpt_path": "none.ckpt"}, r"trainer.ckpt_path: there is no checkpoint none.ckpt"),
+        ({"ckpt_path": "best.ckpt"}, r"trainer.ckpt_path: .*best.ckpt holds weights alone"),
         ({"ckpt_path": __file__}, r"trainer.ckpt_path: .* is no checkpoint of a trained map"),
     ],
 )
 def test_a_checkpoint_of_another_question_is_refused(
     tiny_pair: Pair, tmp_path: Path, done: Path, changes: dict[str, Any], message: str
 ) -> None:
+    if changes.get("ckpt_path") == "best.ckpt":
+        changes = {"ckpt_path": str(done / "best.ckpt")}
     with pytest.raises(KvxferError, match=message):
-        fit(tiny_pair, tmp_path, **{"ckpt_path": str(done / "last.ckpt"), "max_steps": 2, **changes})
+        fit(tiny_pair, tmp_path, **{"ckpt_path": str(done / "last.ckpt"), **changes})
     assert not (tmp_path / "checkpoints").exists()
 
 
 def test_what_a_checkpoint_needs_beside_it(tiny_pair: Pair, tmp_path: Path, done: Path) -> None:
     shutil.copy(done / "last.ckpt", tmp_path / "alone.ckpt")
-    with pytest.raises(KvxferError, match=r"the best checkpoint so far must lie beside alone.ckpt: there is no"):
-        fit(tiny_pair, tmp_path / "work", ckpt_path=str(tmp_path / "alone.ckpt"), max_steps=2)
+    with pytest.raises(KvxferError, match=r"the best so far must lie beside alone.ckpt: there is no"):
+        fit(tiny_pair, tmp_path / "work", ckpt_path=str(tmp_path / "alone.ckpt"))
 
 
 def test_a_broken_checkpoint_of_its_own(tiny_pair: Pair, tmp_path: Path) -> None:
@@ -184,8 +183,13 @@ def test_a_broken_checkpoint_of_its_own(tiny_pair: Pair, tmp_path: Path) -> None
 
 
 @pytest.fixture(scope="module")
-def done(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The checkpoints of a training of ``SPEC``."""
-    work = tmp_path_factory.mktemp("done")
-    fit(tiny_pair, work, SPEC, max_steps=2)
-    return work / "checkpoints"
+def whole(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TrainedMap]:
+    """A training that nothing stopped, and where it lies."""
+    work = tmp_path_factory.mktemp("whole")
+    return work, fit(tiny_pair, work)
+
+
+@pytest.fixture(scope="module")
+def done(whole: tuple[Path, TrainedMap]) -> Path:
+    """Its checkpoints."""
+    return whole[0] / "checkpoints"
