@@ -53,6 +53,7 @@ def trained_table(pair: PairResults) -> list[str]:
             f"trained pair={pair.option} eval=mapped and collect again"
         )
     groups, known = grouped(pair.trained), pair.baseline
+    shared = Shared.of(pair)
     best = min(pair.maps, key=lambda one: (known.per_token(one.scores), one.share, one.settings_without()))
     bases = {id(group): _base(pair, group) for group in groups}
     against = [difference(group.scores, bases[id(group)].scores, known) for group in groups]
@@ -60,19 +61,20 @@ def trained_table(pair: PairResults) -> list[str]:
     corrected, to_best_corrected = (holm([each.p for each in tests]) for tests in (against, to_best))
     lines: list[tuple[float, list[str]]] = []
     for n, group in enumerate(groups):
-        cells = _quality(pair, group, best)
+        cells = [f"`{shared.rest(group.first)}`", *_quality(pair, group, best)]
         cells += [*_tested(against[n], corrected[n]), *_tested(to_best[n], to_best_corrected[n])]
         lines.append((known.per_token(group.scores), [*cells, *_cost(group.first), *_training(group)]))
     closed = {one.data["map"]: one for one in [*(bases[id(group)] for group in groups), best] if not one.trained}
     for one in closed.values():
-        lines.append((known.per_token(one.scores), _closed(pair, one, groups, best)))
+        name = f"`{shared.rest(one)}` ({'best closed form' if one is best else 'base'})"
+        lines.append((known.per_token(one.scores), [name, *_closed(pair, one, groups)]))
     for name in ("ceiling", "source"):
         nats = known.per_token(known.conditions[name])
         scores = known.conditions[name]
         cells = [f"**{condition_name(name, short=True)}**", NOTHING, percent(scores.accuracy), *_nats(known, scores)]
         lines.append((nats, [*cells, *[NOTHING] * (len(HEADER) - len(cells))]))
     rows = [cells for _, cells in sorted(lines, key=lambda line: (line[0], line[1]))]
-    return [_said(pair, best), "", *table(HEADER, rows)]
+    return [_said(pair, best, shared), "", *table(HEADER, rows)]
 
 
 HEADER = (
@@ -88,6 +90,41 @@ HEADER = (
     ),
     *("Parameters", "Bytes", "Prefill share", "Steps", "Best step", "Seconds"),
 )
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What the commands of a table's maps have in common, so that its rows need not say it.
+
+    Attributes:
+        by_all: of all maps.
+        by_trained: of the trained ones alone.
+    """
+
+    by_all: list[str]
+    by_trained: list[str]
+
+    @staticmethod
+    def of(pair: PairResults) -> Shared:
+        """What maps of a pair share; each row names its solver."""
+        trained = _common(pair.trained)
+        both = [part for part in trained if part in _common(pair.maps)]
+        return Shared(both, [part for part in trained if part not in both])
+
+    def rest(self, one: MapResult) -> str:
+        """The command of a map without it."""
+        unsaid = {*self.by_all, *(self.by_trained if one.trained else ())}
+        return " ".join(part for part in _parts(one) if part not in unsaid)
+
+
+def _common(maps: Sequence[MapResult]) -> list[str]:
+    parts = [_parts(one) for one in maps]
+    return [part for part in parts[0] if not part.startswith("solver=") and all(part in others for others in parts)]
+
+
+def _parts(one: MapResult) -> list[str]:
+    """A map's command less its seed."""
+    return [part for part in one.overrides.split() if not part.startswith("trainer.seed=")]
 
 
 def grouped(maps: Sequence[MapResult]) -> list[Seeds]:
@@ -113,11 +150,11 @@ def _base(pair: PairResults, group: Seeds) -> MapResult:
 
 
 def _quality(pair: PairResults, group: Seeds, best: MapResult) -> list[str]:
+    """The numbers of a row's scores, from its seeds on."""
     known, scores = pair.baseline, group.scores
     each = ", ".join(number(known.per_token(one.scores)) for one in group.maps)
-    said = f"`{_without_seed(group.first)}`"
     seeds = ", ".join(str(one.data["trainer"]["seed"]) for one in group.maps)
-    cells = [said, seeds, percent(group.accuracy), *_nats(known, scores), each, percent(known.gap(scores))]
+    cells = [seeds, percent(group.accuracy), *_nats(known, scores), each, percent(known.gap(scores))]
     learnt = [number(group.mean("held_out", "trained", key)) for key in ("kl", "cosine")]
     return [*cells, percent(rest_recovered(known, scores, best.scores)), *learnt]
 
@@ -128,11 +165,10 @@ def rest_recovered(known: Baseline, scores: Scores, best: Scores) -> float | Non
     return None if least <= ceiling else (least - known.per_token(scores)) / (least - ceiling)
 
 
-def _closed(pair: PairResults, one: MapResult, groups: Sequence[Seeds], best: MapResult) -> list[str]:
-    """The row of a closed form; its KL and cosine are known where something was trained on it."""
+def _closed(pair: PairResults, one: MapResult, groups: Sequence[Seeds]) -> list[str]:
+    """The rest of a closed form's row; its KL and cosine are known where something was trained on it."""
     known, scores = pair.baseline, one.scores
-    name = "best closed form" if one is best else "base"
-    cells = [f"`{one.overrides}` ({name})", NOTHING, percent(scores.accuracy), *_nats(known, scores), NOTHING]
+    cells = [NOTHING, percent(scores.accuracy), *_nats(known, scores), NOTHING]
     on_it = [group for group in groups if group.first.data["base"]["sha256"] == one.data["map"]]
     learnt = [number(on_it[0].mean("held_out", "base", key)) if on_it else NOTHING for key in ("kl", "cosine")]
     return [*cells, percent(known.gap(scores)), NOTHING, *learnt, *[NOTHING] * 4, *_cost(one), *[NOTHING] * 3]
@@ -156,19 +192,17 @@ def _training(group: Seeds) -> list[str]:
     return [f"{group.mean(key):,.0f}" for key in ("steps", "best_step", "seconds")]
 
 
-def _without_seed(one: MapResult) -> str:
-    return " ".join(part for part in one.overrides.split() if not part.startswith("trainer.seed="))
-
-
-def _said(pair: PairResults, best: MapResult) -> str:
+def _said(pair: PairResults, best: MapResult, shared: Shared) -> str:
     known = pair.baseline
+    own = f", the trained ones `{' '.join(shared.by_trained)}`" if shared.by_trained else ""
     return (
         f"{len(pair.trained)} trained maps, {len(known.documents)} items of {len(set(known.documents))} documents that "
-        "no map has seen. A row is the mean over its seeds, each seed's nats beside it. KL (nats per token) and cosine "
-        "of attention outputs: on the held-out rows of the training's own text. Δ: against the base of each row, and "
-        f"against the best of {len(pair.maps)} closed forms on these very items (`{best.overrides}`); paired t over "
-        "documents of every item's mean over seeds, corrected for all rows (Holm). Prefill share: FLOPs per token of "
-        "the target's prefill. Steps, best step and seconds: means over seeds."
+        f"no map has seen. All have `{' '.join(shared.by_all)}`{own}. A row is the mean over its seeds, each seed's "
+        "nats beside it. KL (nats per token) and cosine of attention outputs: on the held-out rows of the training's "
+        "own text. Δ: against the base of each row, and against the best closed form on these very items (of "
+        f"{len(pair.maps)}: `{shared.rest(best)}`); paired t over documents of every item's mean over seeds, corrected "
+        "for all rows (Holm). Prefill share: FLOPs per token of the target's prefill. Steps, best step and seconds: "
+        "means over seeds."
     )
 
 
