@@ -184,28 +184,44 @@ class Mapper:
     def content(self, source: KV, known: TargetTokens) -> KV:
         """The same where what the target knows of the tokens has been computed already, and in the caller's mode.
 
-        Within ``torch.no_grad()`` it gives tensors that a training step can go on with, which ``map``'s are not.
+        Within ``torch.no_grad()`` it gives tensors that a training step can go on with, which ``map``'s are not. No
+        gradient goes through it: ``source`` must not ask for one.
         """
         batch, heads, tokens, dim = source.keys[0].shape
         read = _Columns(source, lambda block: block_columns(source, known, self.random, block), self.products[0].bias)
         mapped: dict[Output, Tensor] = {}
+        bare: dict[Output, Tensor] = {}
         for product in self.products:
             groups, count = product.groups, len(product.outputs)
+            biases = product.bias.view(count, groups, heads // groups, 1, dim)
+            if not product.blocks:
+                bare |= zip(product.outputs, biases.flatten(1, 2), strict=True)
+                continue
             y = product.run(read.design(product.blocks, groups))
             y = y.view(groups, batch, tokens, count, heads // groups, dim).permute(3, 1, 0, 4, 2, 5)
-            biases = product.bias.view(count, groups, heads // groups, 1, dim)
             for output, part, bias in zip(product.outputs, y, biases, strict=True):
-                # One pass adds the bias and brings the heads to the front.
-                place = part.new_empty(part.shape)
-                mapped[output] = torch.add(part, bias, out=place).view(batch, heads, tokens, dim)
+                mapped[output] = _sum(part, bias).view(batch, heads, tokens, dim)
             del y, part
         for trunks in self.trunks:
             for output, part in trunks.run(read.design(trunks.blocks, 1)):
-                mapped[output] += part.view(batch, tokens, heads, dim).transpose(1, 2)
+                part = part.view(batch, tokens, heads, dim).transpose(1, 2)
+                if output in mapped:
+                    mapped[output] += part
+                else:
+                    mapped[output] = _sum(part, bare[output])
+        for output, bias in bare.items():
+            mapped.setdefault(
+                output, bias.expand(batch, heads, tokens, dim).clone(memory_format=torch.contiguous_format)
+            )
         return KV(
             [mapped[layer, "keys"] for layer in range(self.layers)],
             [mapped[layer, "values"] for layer in range(self.layers)],
         )
+
+
+def _sum(part: Tensor, bias: Tensor) -> Tensor:
+    """Both together, laid out as the shape says: one pass, whatever order the axes of ``part`` have in memory."""
+    return torch.add(part, bias, out=part.new_empty(part.shape))
 
 
 def _alike(trunks: tuple[Trunk, ...]) -> list[list[Trunk]]:
