@@ -27,8 +27,7 @@ from kvxfer.corpora.packing import Row, left_over, packed
 from kvxfer.errors import KvxferError
 
 SPLITS = ("fit", "validation", "held_out", "evaluation")
-TRAINING = "training"
-"""What is left of the fit split: it can be asked for like a split."""
+TRAINING = "training"  # what is left of the fit split; it can be asked for like a split
 _SPLIT_OF_TENTH = ("fit",) * 6 + ("validation", "held_out") + ("evaluation",) * 2
 # A draw of the toy world is this many stories; all draws together stay below the seeds that its models were trained on.
 _TOY_STORIES, _TOY_DRAWS = 1_000_000, 1_000_000
