@@ -17,12 +17,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from kvxfer.errors import KvxferError
-from kvxfer.features import KINDS, RANDOM, Block
+from kvxfer.features import Block
+from kvxfer.map_parts import hidden_columns, read_parts
 from kvxfer.moments import Output
 from kvxfer.random_features import RandomFeatures
 from kvxfer.runs import file_sha256, read_json, write_json
 from kvxfer.solvers.base import LinearLayer
-from kvxfer.trunks import Trunk, read_trunks, require_readable
+from kvxfer.trunks import Trunk, require_readable
 
 SCHEMA, SCHEMA_OF_TRUNKS = 1, 2
 """Of a map of linear layers alone, and of one with trunks, which versions that know none must refuse."""
@@ -56,9 +57,13 @@ class CacheMap:
         require_readable(self.trunks, {output: layer.bias.numel() for output, layer in self.layers.items()})
 
     @property
+    def _parts(self) -> list[LinearLayer | Trunk]:
+        return [*self.layers.values(), *self.trunks]
+
+    @property
     def blocks(self) -> set[Block]:
         """All blocks that some layer or trunk reads."""
-        return {block for part in (*self.layers.values(), *self.trunks) for block in part.blocks}
+        return {block for part in self._parts for block in part.blocks}
 
     @property
     def extras(self) -> tuple[Block, ...]:
@@ -69,7 +74,7 @@ class CacheMap:
     def parameters(self) -> int:
         """Numbers in the map, the random features' own included."""
         random = 0 if self.random is None else self.random.parameters
-        return random + sum(part.parameters for part in (*self.layers.values(), *self.trunks))
+        return random + sum(part.parameters for part in self._parts)
 
     @property
     def form(self) -> str:
@@ -92,11 +97,11 @@ class CacheMap:
         The random features are computed once for all layers. The target's first layer costs its two projections of the
         embedding. An embedding and the source's hidden state are read and cost nothing.
         """
-        flops = sum(part.flops for part in (*self.layers.values(), *self.trunks))
+        flops = sum(part.flops for part in self._parts)
         if self.random is not None:
             flops += self.random.flops
         if any(block.kind.startswith("layer0") for block in self.extras):
-            flops += 2 * 2 * _hidden(self.manifest, "target") * self.width
+            flops += 2 * 2 * hidden_columns(self.manifest, "target") * self.width
         return float(flops)
 
     @property
@@ -108,7 +113,9 @@ class CacheMap:
         or first layer is read, h the source's if its final hidden state is.
         """
         known = {"embedding", "layer0_keys", "layer0_values"} & {block.kind for block in self.extras}
-        return self.bytes_from_source_per_token + _CACHED_BYTES * (_hidden(self.manifest, "target") if known else 0)
+        return self.bytes_from_source_per_token + _CACHED_BYTES * (
+            hidden_columns(self.manifest, "target") if known else 0
+        )
 
     @property
     def bytes_from_source_per_token(self) -> int:
@@ -117,7 +124,7 @@ class CacheMap:
         if self.random is not None:
             cached |= {(block.layer, block.kind) for block in self.random.inputs}
         hidden = any(block.kind == "source_hidden" for block in self.extras)
-        return _CACHED_BYTES * (len(cached) * self.width + (_hidden(self.manifest, "source") if hidden else 0))
+        return _CACHED_BYTES * (len(cached) * self.width + (hidden_columns(self.manifest, "source") if hidden else 0))
 
     @property
     def bytes_written_per_token(self) -> int:
@@ -148,7 +155,7 @@ class CacheMap:
             tensors |= trunk.tensors(number)
         blocks = {f"{k}.{layer}": [b.name for b in part.blocks] for (layer, k), part in self.layers.items()}
         manifest = {
-            **self.manifest,
+            **{key: value for key, value in self.manifest.items() if key != "sha256"},
             "schema": SCHEMA_OF_TRUNKS if self.trunks else SCHEMA,
             "form": self.form,
             "dtype": "float32",
@@ -194,9 +201,10 @@ class CacheMap:
             if vouched != _digest({key: value for key, value in manifest.items() if key != "sha256"}):
                 raise KvxferError("it was altered after the tensors were written")
             tensors = load_file(directory / TENSORS)
-            random = _random(manifest, tensors)
-            trunks = _trunks(manifest, tensors, random)
-            found = CacheMap(_layers(manifest, tensors, random), manifest, random, trunks)
+            layers, random, trunks = read_parts(manifest, tensors)
+            if bool(trunks) != (manifest["schema"] == SCHEMA_OF_TRUNKS):
+                raise KvxferError(f"{len(trunks)} trunks and schema {manifest['schema']}")
+            found = CacheMap(layers, manifest, random, trunks)
         except (KeyError, ValueError, TypeError, AttributeError, KvxferError, SafetensorError) as error:
             raise KvxferError(f"{directory / MANIFEST} does not describe its tensors ({error})") from error
         return found
@@ -213,72 +221,6 @@ class CacheMap:
 
 def _digest(manifest: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-
-def _hidden(manifest: Mapping[str, Any], side: str) -> int:
-    """Columns of a model's embedding and hidden states."""
-    return manifest["pair"][side]["geometry"]["hidden"]
-
-
-def _random(manifest: Mapping[str, Any], tensors: dict[str, Tensor]) -> RandomFeatures | None:
-    """The random features that the tensors hold, taken out of them."""
-    # Maps from before there were random products say relu_layers.
-    read: list[Any] = manifest.get("random_layers", manifest.get("relu_layers", []))
-    widths = {len(tensor) for name, tensor in tensors.items() if _is_bias(name)}
-    return RandomFeatures.of(tensors, [int(layer) for layer in read], max(widths, default=0))
-
-
-def _trunks(
-    manifest: Mapping[str, Any], tensors: dict[str, Tensor], random: RandomFeatures | None
-) -> tuple[Trunk, ...]:
-    """The trunks that the tensors hold, taken out of them; a manifest of trunks has a schema of its own."""
-    width = max((len(tensor) for name, tensor in tensors.items() if _is_bias(name)), default=0)
-    trunks = read_trunks(manifest.get("trunks", []), tensors, lambda block: _width(block, width, manifest, random))
-    if bool(trunks) != (manifest["schema"] == SCHEMA_OF_TRUNKS):
-        raise ValueError(f"{len(trunks)} trunks and schema {manifest['schema']}")
-    return trunks
-
-
-def _is_bias(name: str) -> bool:
-    """Whether a tensor is the bias of an output's linear part."""
-    return name.startswith(KINDS) and name.endswith(".bias")
-
-
-def _layers(
-    manifest: Mapping[str, Any], tensors: dict[str, Tensor], random: RandomFeatures | None
-) -> dict[Output, LinearLayer]:
-    """The layers that a manifest's blocks and the tensors make up: all of them, each of its blocks' width."""
-    named = manifest["blocks"]
-    layers = {}
-    for name, blocks in named.items():
-        kind, _, layer = name.partition(".")
-        parts = tuple(Block.parse(str(block)) for block in blocks)
-        weight, bias, right = tensors[f"{name}.weight"], tensors[f"{name}.bias"], tensors.get(f"{name}.right")
-        groups, features, inner = weight.shape
-        last = inner if right is None else right.shape[-1]
-        widths = [_width(part, len(bias), manifest, random) for part in parts]
-        if (groups * features, groups * last) != (sum(widths), len(bias)) or any(width % groups for width in widths):
-            raise ValueError(f"{name}: {len(parts)} blocks do not fit a weight of {tuple(weight.shape)}")
-        if groups > 1 and not (parts and all(part.is_source for part in parts)):
-            raise ValueError(f"{name}: a head-local weight reads source blocks only")
-        if right is not None and right.shape[:2] != (groups, inner):
-            raise ValueError(f"{name}: factors of {tuple(weight.shape)} and {tuple(right.shape)} do not fit")
-        layers[int(layer), kind] = LinearLayer(parts, weight, bias, right)
-    biases = sum(name.endswith(".bias") for name in tensors)
-    if not layers or set(layers) != {(layer, kind) for layer in range(biases // len(KINDS)) for kind in KINDS}:
-        raise ValueError(f"{len(layers)} layers and kinds of {biases}")
-    return layers
-
-
-def _width(block: Block, kv_width: int, manifest: Mapping[str, Any], random: RandomFeatures | None) -> int:
-    """Columns of a block where one layer's keys have ``kv_width``."""
-    if block.kind == "embedding":
-        return _hidden(manifest, "target")
-    if block.kind == "source_hidden":
-        return _hidden(manifest, "source")
-    if block.kind not in RANDOM:
-        return kv_width
-    return (random.widths if random is not None else {})[block.kind]
 
 
 def _require_equal(ours: Any, theirs: Any, where: str) -> None:
