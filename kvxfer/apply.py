@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from kvxfer.extras import TargetTokens, block_columns, columns
 from kvxfer.features import Block
-from kvxfer.kv import KV, LayerTensors
+from kvxfer.kv import KV
 from kvxfer.maps import CacheMap
 from kvxfer.moments import Output
 from kvxfer.trunks import ACTIVATIONS, Trunk
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
     from kvxfer.pairs import Pair
 
 __all__ = ["Mapper", "columns"]
-
-
-Read = Callable[[Block], Float[Tensor, "batch tokens width"]]
 
 
 @dataclass(frozen=True)
@@ -37,31 +35,14 @@ class _Product:
     bias: Float[Tensor, "outputs width"]
     groups: int
 
-    def run(self, read: Read, shape: tuple[int, int]) -> Float[Tensor, "batch tokens outputs width"]:
-        """The linear part of every output.
-
-        Args:
-            read: gives a block's columns.
-            shape: rows and tokens.
-        """
-        parts = [read(block).to(self.weight) for block in self.blocks]
-        if not parts:
-            return self.bias.expand(*shape, *self.bias.shape)
-        if self.groups == 1:
-            x = torch.cat(parts, dim=-1).flatten(0, 1)[None]
-        else:
-            x = torch.stack(parts, dim=2).unflatten(-1, (self.groups, -1)).permute(3, 0, 1, 2, 4)
-            x = x.flatten(1, 2).flatten(2)
+    def run(self, x: Float[Tensor, "groups rows features"]) -> Float[Tensor, "groups rows outputs columns"]:
+        """The linear part of every output, without its bias."""
         y = x @ self.weight
-        if self.right is not None:
-            # Each output has its own second factor.
-            y = y.unflatten(-1, (len(self.outputs), -1)).transpose(1, 2)
-            y = y @ self.right.unflatten(0, (self.groups, len(self.outputs)))
-            y = y.transpose(1, 2)
-        else:
-            y = y.unflatten(-1, (len(self.outputs), -1))
-        y = y.permute(1, 2, 0, 3).flatten(2)
-        return (y + self.bias).view(*shape, len(self.outputs), -1)
+        if self.right is None:
+            return y.unflatten(-1, (len(self.outputs), -1))
+        # Each output has its own second factor.
+        y = y.unflatten(-1, (len(self.outputs), -1)).transpose(1, 2)
+        return (y @ self.right.unflatten(0, (self.groups, len(self.outputs)))).transpose(1, 2)
 
 
 @dataclass(frozen=True)
@@ -100,19 +81,54 @@ class _Trunks:
             readouts.to(device, dtype),
         )
 
-    def run(self, read: Read) -> Iterator[tuple[Output, Float[Tensor, "batch tokens width"]]]:
-        """What every output that reads one of the trunks gets from it; ``read`` gives a block's columns."""
-        x = torch.cat([read(block).to(self.first) for block in self.blocks], dim=-1)
+    def run(self, x: Float[Tensor, "1 rows inputs"]) -> Iterator[tuple[Output, Float[Tensor, "rows width"]]]:
+        """What every output that reads one of the trunks gets from it."""
         act = ACTIVATIONS[self.activation]
-        count = len(self.outputs)
-        h = (x.flatten(0, 1) @ self.first).unflatten(-1, (count, -1)).transpose(0, 1)
-        h = act(h + self.biases[0])
+        h = act(torch.addmm(self.biases[0].flatten(), x[0], self.first))
+        h = h.unflatten(-1, (len(self.outputs), -1)).transpose(0, 1)
         for weight, bias in zip(self.later, self.biases[1:], strict=True):
-            h = act(h @ weight + bias)
+            h = act(torch.baddbmm(bias, h, weight))
         found = (h @ self.readouts).unflatten(-1, (len(self.outputs[0]), -1))
         for number, outputs in enumerate(self.outputs):
             for n, output in enumerate(outputs):
-                yield output, found[number, :, n].unflatten(0, x.shape[:2])
+                yield output, found[number, :, n]
+
+
+class _Columns:
+    """The columns of blocks of one source's content, where and as products read them.
+
+    The last design is kept: what comes next often reads it too.
+    """
+
+    def __init__(self, source: KV, extra: Callable[[Block], Tensor], like: Tensor) -> None:
+        self.source, self._like = source, like
+        self._extra = functools.cache(extra)
+        self._last: tuple[tuple[Block, ...], int, Tensor] | None = None
+
+    def design(self, blocks: tuple[Block, ...], groups: int) -> Float[Tensor, "groups rows features"]:
+        """The columns of blocks side by side; with groups, group g's are those of head g of every block."""
+        if self._last is None or self._last[:2] != (blocks, groups):
+            self._last = None  # its memory is free before the next is made
+            self._last = (blocks, groups, self._gathered(blocks, groups))
+        return self._last[2]
+
+    def _gathered(self, blocks: tuple[Block, ...], groups: int) -> Float[Tensor, "groups rows features"]:
+        batch, heads, tokens, dim = self.source.keys[0].shape
+        widths = [(heads * dim if b.is_source else self._extra(b).shape[-1]) // groups for b in blocks]
+        x = self._like.new_empty((groups, batch, tokens, sum(widths)))
+        for block, place in zip(blocks, x.split(widths, dim=-1), strict=True):
+            if not block.is_source:
+                place.copy_(self._extra(block).view(batch, tokens, groups, place.shape[-1]).permute(2, 0, 1, 3))
+                continue
+            # Straight from the cache's [batch, heads, tokens, dim], with no columns in between.
+            tensor = getattr(self.source, block.kind)[block.layer].view(batch, groups, heads // groups, tokens, dim)
+            tensor, place = tensor.permute(1, 0, 3, 2, 4), place.view(groups, batch, tokens, heads // groups, dim)
+            if block.offset:
+                back = min(-block.offset, tokens)
+                place[:, :, :back] = 0
+                tensor, place = tensor[:, :, : tokens - back], place[:, :, back:]
+            place.copy_(tensor)
+        return x.view(groups, batch * tokens, sum(widths))
 
 
 class Mapper:
@@ -168,30 +184,44 @@ class Mapper:
     def content(self, source: KV, known: TargetTokens) -> KV:
         """The same where what the target knows of the tokens has been computed already, and in the caller's mode.
 
-        Within ``torch.no_grad()`` it gives tensors that a training step can go on with, which ``map``'s are not.
+        Within ``torch.no_grad()`` it gives tensors that a training step can go on with, which ``map``'s are not. No
+        gradient goes through it: ``source`` must not ask for one.
         """
-        heads = source.keys[0].shape[1]
-        found: dict[Block, Tensor] = {}
-
-        def read(block: Block) -> Tensor:
-            if block not in found:
-                found[block] = block_columns(source, known, self.random, block)
-            return found[block]
-
+        batch, heads, tokens, dim = source.keys[0].shape
+        read = _Columns(source, lambda block: block_columns(source, known, self.random, block), self.products[0].bias)
         mapped: dict[Output, Tensor] = {}
+        bare: dict[Output, Tensor] = {}
         for product in self.products:
-            result = product.run(read, (source.batch, source.tokens))
-            for n, output in enumerate(product.outputs):
-                mapped[output] = result[:, :, n]
+            groups, count = product.groups, len(product.outputs)
+            biases = product.bias.view(count, groups, heads // groups, 1, dim)
+            if not product.blocks:
+                bare |= zip(product.outputs, biases.flatten(1, 2), strict=True)
+                continue
+            y = product.run(read.design(product.blocks, groups))
+            y = y.view(groups, batch, tokens, count, heads // groups, dim).permute(3, 1, 0, 4, 2, 5)
+            for output, part, bias in zip(product.outputs, y, biases, strict=True):
+                mapped[output] = _sum(part, bias).view(batch, heads, tokens, dim)
+            del y, part
         for trunks in self.trunks:
-            for output, part in trunks.run(read):
-                mapped[output] = mapped[output] + part
+            for output, part in trunks.run(read.design(trunks.blocks, 1)):
+                part = part.view(batch, tokens, heads, dim).transpose(1, 2)
+                if output in mapped:
+                    mapped[output] += part
+                else:
+                    mapped[output] = _sum(part, bare[output])
+        for output, bias in bare.items():
+            mapped.setdefault(
+                output, bias.expand(batch, heads, tokens, dim).clone(memory_format=torch.contiguous_format)
+            )
+        return KV(
+            [mapped[layer, "keys"] for layer in range(self.layers)],
+            [mapped[layer, "values"] for layer in range(self.layers)],
+        )
 
-        def of(kind: str) -> LayerTensors:
-            columns = (mapped[layer, kind].unflatten(-1, (heads, -1)) for layer in range(self.layers))
-            return [each.transpose(1, 2).contiguous() for each in columns]
 
-        return KV(of("keys"), of("values"))
+def _sum(part: Tensor, bias: Tensor) -> Tensor:
+    """Both together, laid out as the shape says: one pass, whatever order the axes of ``part`` have in memory."""
+    return torch.add(part, bias, out=part.new_empty(part.shape))
 
 
 def _alike(trunks: tuple[Trunk, ...]) -> list[list[Trunk]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +16,7 @@ from kvxfer.probe import OUTPUT, Probe
 
 if TYPE_CHECKING:
     from kvxfer.solvers.base import LinearLayer
+    from kvxfer.trunks import Trunk
 
 Content = Float[Tensor, "rows heads tokens dim"]
 
@@ -72,8 +73,13 @@ def by_head(columns: Float[Tensor, "rows tokens width"], heads: int) -> Content:
     return columns.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
-def map_scores(layers: Mapping[Output, LinearLayer], probe: Probe) -> dict[Output, dict[str, Any]]:
+def map_scores(
+    layers: Mapping[Output, LinearLayer], probe: Probe, trunks: Sequence[Trunk] = ()
+) -> dict[Output, dict[str, Any]]:
     """The attention-output scores of a map, once for every target layer.
+
+    Args:
+        trunks: what its outputs read beside their linear parts.
 
     Returns:
         For every output ``attention_score`` (the other kind true) and ``attention_score_joint`` (both kinds mapped).
@@ -85,7 +91,13 @@ def map_scores(layers: Mapping[Output, LinearLayer], probe: Probe) -> dict[Outpu
         mapped = {}
         for kind in ("keys", "values"):
             part = layers[layer, kind]
-            mapped[kind] = by_head(probe.design(part.blocks) @ part.dense() + part.bias, heads)
+            columns = part.bias.expand(*attention.keys.shape[::2], -1)
+            if part.blocks:
+                columns = probe.design(part.blocks) @ part.dense() + part.bias
+            for trunk in trunks:
+                if (layer, kind) in trunk.readouts:
+                    columns = columns + trunk.hidden(probe.design(trunk.blocks)) @ trunk.readouts[layer, kind]
+            mapped[kind] = by_head(columns, heads)
         joint = attention.score(**mapped)
         for kind, content in mapped.items():
             own = attention.score(**{kind: content})

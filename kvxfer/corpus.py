@@ -27,8 +27,7 @@ from kvxfer.corpora.packing import Row, left_over, packed
 from kvxfer.errors import KvxferError
 
 SPLITS = ("fit", "validation", "held_out", "evaluation")
-TRAINING = "training"
-"""What is left of the fit split: it can be asked for like a split."""
+TRAINING = "training"  # what is left of the fit split; it can be asked for like a split
 _SPLIT_OF_TENTH = ("fit",) * 6 + ("validation", "held_out") + ("evaluation",) * 2
 # A draw of the toy world is this many stories; all draws together stay below the seeds that its models were trained on.
 _TOY_STORIES, _TOY_DRAWS = 1_000_000, 1_000_000
@@ -195,7 +194,8 @@ def _rows_of(spec: CorpusSpec, tokenizer: Any, split: str, room: int, leading: i
 def _whose(spec: CorpusSpec, split: str) -> str:
     """What a split gets of a corpus, and what to do if that is too little."""
     if split == TRAINING:
-        gets = f"the split fit without the documents of its first corpus.rows.fit={spec.rows.fit} rows"
+        fitted = f"its first corpus.rows.fit={spec.rows.fit} rows"
+        gets = f"training, which gets those of split fit that share no document with {fitted}"
         return f"{gets}; lower corpus.rows.training, corpus.rows.fit or corpus.length, or add documents"
     gets = f"this split, which gets {_SPLIT_OF_TENTH.count(split)} of 10 documents (a file or a line of JSONL is one)"
     return f"{gets}; lower corpus.rows.{split} or corpus.length, or add documents"

@@ -157,7 +157,7 @@ class CacheMap:
             tensors |= trunk.tensors(number)
         blocks = {f"{k}.{layer}": [b.name for b in part.blocks] for (layer, k), part in self.layers.items()}
         manifest = {
-            **self.manifest,
+            **{key: value for key, value in self.manifest.items() if key != "sha256"},
             "schema": SCHEMA_OF_TRUNKS if self.trunks else SCHEMA,
             "form": self.form,
             "dtype": "float32",

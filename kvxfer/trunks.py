@@ -51,13 +51,11 @@ class Trunk:
         if not self.blocks or not self.weights or not self.readouts:
             raise KvxferError("a trunk has no blocks, no hidden layers or no readouts")
         shapes = [tuple(weight.shape) for weight in self.weights]
-        chained = len(shapes) == len(self.biases) and all(len(shape) == 2 for shape in shapes)
-        # Of one hidden layer to the next, and of each to its bias.
-        chained = chained and all(a[1] == b[0] for a, b in itertools.pairwise(shapes))
-        if not chained or any((s[1],) != tuple(b.shape) for s, b in zip(shapes, self.biases, strict=True)):
+        chained = all(a[1] == b[0] for a, b in itertools.pairwise(shapes))
+        if not chained or [shape[1:] for shape in shapes] != [tuple(bias.shape) for bias in self.biases]:
             raise KvxferError(f"a trunk's hidden layers of {shapes} do not fit each other or their biases")
         for output, readout in self.readouts.items():
-            if readout.ndim != 2 or len(readout) != self.hidden_width:
+            if len(readout) != self.hidden_width:
                 raise KvxferError(
                     f"the readout of {_name(output)}, {tuple(readout.shape)}, does not fit a trunk of "
                     f"{self.hidden_width} hidden columns"
@@ -129,16 +127,17 @@ def read_trunks(described: Any, tensors: dict[str, Tensor], width_of: Callable[[
     return found
 
 
-def _trunk(
-    number: int, entry: Mapping[str, Any], tensors: dict[str, Tensor], width_of: Callable[[Block], int]
-) -> Trunk:
+def _trunk(number: int, entry: Any, tensors: dict[str, Tensor], width_of: Callable[[Block], int]) -> Trunk:
     start = f"{_TENSORS}{number}"
+    if not isinstance(entry, Mapping) or not isinstance(entry["activation"], str):
+        raise KvxferError(f"{start} is not described")
     blocks = tuple(Block.parse(str(name)) for name in entry["blocks"])
     depths = range(len(entry["hidden"]))
     weights, biases = (tuple(tensors.pop(f"{start}.{depth}.{part}") for depth in depths) for part in ("weight", "bias"))
     readouts = {_output(name): tensors.pop(f"{start}.readout.{name}") for name in entry["readouts"]}
-    if (types := {tensor.dtype for tensor in (*weights, *biases, *readouts.values())}) != {torch.float32}:
-        raise KvxferError(f"{start} is of {', '.join(sorted(map(str, types)))}, not float32")
+    shaped = [(tensor, 2) for tensor in (*weights, *readouts.values())] + [(bias, 1) for bias in biases]
+    if any(tensor.ndim != axes or tensor.dtype != torch.float32 for tensor, axes in shaped):
+        raise KvxferError(f"{start} has tensors that are not float32, or no matrices and vectors")
     trunk = Trunk(blocks, weights, biases, entry["activation"], readouts)
     if [weight.shape[1] for weight in weights] != list(entry["hidden"]):
         raise KvxferError(f"{start}: hidden layers of {[w.shape[1] for w in weights]} are not {entry['hidden']}")

@@ -24,6 +24,7 @@ from kvxfer.probing import save_probe
 from kvxfer.r2 import HeldOut
 from kvxfer.random_features import RandomFeatures
 from kvxfer.solvers import LinearLayer
+from kvxfer.trunks import Trunk
 from tests.doubles import FAMILIES, tiny_model, tiny_tokenizer
 from tests.samples import make_probe, make_samples, make_splits
 
@@ -188,3 +189,23 @@ def test_the_judge_scores_outputs_side_by_side_as_maps_are_scored() -> None:
         found = map_scores(layers, splits.probe)
         assert scores.tolist() == pytest.approx([found[output]["attention_score"] for output in outputs], abs=1e-5)
         assert float(judge(held.only(3), weight[:, 18:], bias[18:])[0]) == pytest.approx(float(scores[3]), abs=1e-5)
+
+
+def test_scores_read_trunks() -> None:
+    """A linear part that is taken apart into a ReLU of either sign scores as the whole."""
+    splits = make_splits(make_samples(DESIGNS["both"]))
+    assert splits.probe is not None
+    draw, blocks = torch.Generator().manual_seed(0), DESIGNS["both"].blocks("keys", [0, 2])
+    layers = {
+        (layer, kind): LinearLayer(blocks, torch.randn(1, 24, 6, generator=draw) / 5, torch.randn(6, generator=draw))
+        for layer in range(2)
+        for kind in KINDS
+    }
+    signs = torch.cat([torch.eye(24), -torch.eye(24)], dim=1)
+    readouts = {output: torch.cat([part.weight[0], -part.weight[0]]) for output, part in layers.items()}
+    trunk = Trunk(blocks, (signs,), (torch.zeros(48),), "relu", readouts)
+    bare = {output: LinearLayer((), torch.zeros(1, 0, 6), part.bias) for output, part in layers.items()}
+    whole, apart = map_scores(layers, splits.probe), map_scores(bare, splits.probe, (trunk,))
+    for output, scores in whole.items():
+        assert apart[output] == pytest.approx(scores, abs=1e-5)
+    assert map_scores(bare, splits.probe) != apart

@@ -205,6 +205,16 @@ def test_identity_of_the_other_kinds() -> None:
     assert {"dataset": "someone/web", "subset": None, "revision": None}.items() <= hub_spec().identity().items()
 
 
+def test_how_many_rows_there_are_to_train_on_leaves_every_identity_as_it_was() -> None:
+    """Runs from before there were any keep their ids."""
+    rows = {"fit": 512, "validation": 128, "held_out": 64, "evaluation": 64}
+    for training in (512, 7):
+        spec = CorpusSpec("toy", "toy", 64, rows=RowCounts(training=training))
+        assert spec.identity() == {
+            "name": "toy", "kind": "toy", "length": 64, "rows": rows, "skip_first": 4, "seed": 0,
+        }  # fmt: skip
+
+
 @pytest.mark.parametrize("name", ["toy", "toy_shuffled", "text", "fineweb_edu"])
 def test_the_options_are_specs(name: str, tmp_path: Path) -> None:
     values = OmegaConf.to_container(OmegaConf.load(CONFIGS / f"{name}.yaml"))

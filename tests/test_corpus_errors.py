@@ -33,6 +33,7 @@ from kvxfer.toy.tokenizer import build_tokenizer
         ({"seed": -1}, "corpus.seed=-1"),
         ({"kind": "toy", "seed": 10**9}, "corpus.seed=1000000000"),
         ({"rows": RowCounts(held_out=-1)}, "corpus.rows.held_out=-1: must be at least 0"),
+        ({"rows": RowCounts(training=-1)}, "corpus.rows.training=-1: must be at least 0"),
         ({"path": None}, "corpus.path is not set"),
         ({"kind": "hub", "dataset": None}, "corpus.dataset is not set"),
     ],
@@ -93,6 +94,14 @@ def test_too_few_rows_says_how_many_there_are(tmp_path: Path) -> None:
         load_rows(spec, tokenizer_of([text]), "validation")
     with pytest.raises(KvxferError, match="split 'test': choose one of fit"):
         load_rows(spec, tokenizer_of([text]), "test")
+    few = dataclasses.replace(spec, rows=RowCounts(fit=1))
+    with pytest.raises(KvxferError) as refusal:
+        load_rows(few, tokenizer_of([text]), "training")
+    for part in (
+        "corpus.rows.training=512: mine has only 0 rows of 2 tokens for training",
+        "that share no document with its first corpus.rows.fit=1 rows; lower corpus.rows.training, corpus.rows.fit or",
+    ):
+        assert part in str(refusal.value)
 
 
 def test_the_toy_corpus_refuses_what_it_cannot_do() -> None:

@@ -116,19 +116,24 @@ def asked(rng: random.Random, spec: CorpusSpec, tokenizer: Any) -> list[Item]:
     ]
 
 
+def some_corpus(kind: str, rng: random.Random, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[CorpusSpec, Any]:
+    """A corpus of the kind, and a tokenizer that reads it."""
+    documents = make_documents(rng)
+    if kind == "text":
+        return text_spec(write_folder(folder / "text", documents, rng)), tokenizer_of(documents)
+    if kind == "hub":
+        install_hub(monkeypatch, Stream([{"text": text} for text in documents]))
+        return hub_spec(), tokenizer_of(documents)
+    return CorpusSpec(kind, kind, 32), build_tokenizer()
+
+
 @pytest.mark.parametrize("case", range(3))
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_asked_was_never_calibrated_on(
     kind: str, case: int, read: Read, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = random.Random(f"{kind} {case}")
-    documents, tokenizer = make_documents(rng), build_tokenizer()
-    spec = CorpusSpec(kind, kind, 32)
-    if kind == "text":
-        spec, tokenizer = text_spec(write_folder(tmp_path / "text", documents, rng)), tokenizer_of(documents)
-    if kind == "hub":
-        install_hub(monkeypatch, Stream([{"text": text} for text in documents]))
-        spec, tokenizer = hub_spec(), tokenizer_of(documents)
+    spec, tokenizer = some_corpus(kind, rng, tmp_path, monkeypatch)
     calibrated: set[str] = set()
     tokens: set[int] = set()
     for split in CALIBRATION:
@@ -147,6 +152,39 @@ def test_what_is_asked_was_never_calibrated_on(
             assert not words & tokens - set(tokenizer.all_special_ids)
     assert set(read.by_split) == set(SPLITS)
     assert not read.by_split["evaluation"] & before
+
+
+@pytest.mark.parametrize("case", range(3))
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_trained_on_was_neither_fitted_on_nor_is_it_read_for_anything_else(
+    kind: str, case: int, read: Read, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(f"training {kind} {case}")
+    spec, tokenizer = some_corpus(kind, rng, tmp_path, monkeypatch)
+    counts, shards = corpus.RowCounts(fit=rng.randint(1, 5)), rng.randint(1, 3)
+    spec = dataclasses.replace(drawn(rng, spec), rows=counts, num_shards=1, shard_index=0)
+    fitted, training = (load_rows(spec, tokenizer, *which) for which in (("fit",), ("training", 4)))
+    taken, ours = ({key for keys in rows.documents for key in keys} for rows in (fitted, training))
+    assert len(training) == 4
+    assert not ours & taken
+    # They are what the split has besides, in its order, and no row is lost that might be had.
+    every = load_rows(spec, tokenizer, "fit", counts.fit + (20 if kind in TOY_KINDS else 2000), fewer=True)
+    assert every.tokens[: counts.fit].equal(fitted.tokens)
+    free = [row for row, keys in enumerate(every.documents) if not set(keys) & taken]
+    assert min(free) >= counts.fit
+    assert every.tokens[free[:4]].equal(training.tokens)
+    for index in range(shards):
+        share = dataclasses.replace(spec, num_shards=shards, shard_index=index)
+        assert load_rows(share, tokenizer, "training", 4).tokens.equal(training.tokens[index::shards])
+    assert set(read.by_split) == {"fit"}
+    words = set(training.tokens.flatten().tolist()) - set(tokenizer.all_special_ids)
+    if kind in ("text", "hub"):  # a word tells its document
+        assert not words & set(fitted.tokens.flatten().tolist())
+    for split in SPLITS[1:]:
+        other = load_rows(drawn(rng, spec), tokenizer, split, 2)
+        assert not {key for keys in other.documents for key in keys} & ours
+        if kind in ("text", "hub"):
+            assert not words & set(other.tokens.flatten().tolist())
 
 
 def test_the_toy_models_never_saw_a_story_of_the_last_draw() -> None:

@@ -19,7 +19,7 @@ from kvxfer.maps import TENSORS, CacheMap
 from kvxfer.pairs import Pair
 from kvxfer.random_features import RandomFeatures
 from kvxfer.solvers import LinearLayer
-from tests.test_maps import rewrite
+from tests.map_files import rewrite
 
 EVERYTHING = Features("all", "both", 1, 2, target_layer0=True, random_relu=9, random_products=5, source_hidden=True)
 LENGTH = 24

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import ast
 import copy
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
+from safetensors.torch import load_file
 
 import kvxfer
 from kvxfer.errors import KvxferError
@@ -19,6 +19,7 @@ from kvxfer.features import KINDS, Block
 from kvxfer.maps import EVIDENCE, MANIFEST, TENSORS, CacheMap
 from kvxfer.runs import file_sha256
 from kvxfer.solvers import LinearLayer
+from tests.map_files import rewrite, rewrite_tensors
 
 WIDTH = 4
 PAIR = {
@@ -47,19 +48,6 @@ def make_map(layers: int = 12, seed: int = 0) -> CacheMap:
 def saved(tmp_path: Path) -> tuple[CacheMap, Path]:
     """A map as it lies on disk."""
     return make_map().save(tmp_path), tmp_path
-
-
-def rewrite(directory: Path, change: Any) -> None:
-    """Change a manifest, and make both files vouch for each other again as a forger would."""
-    manifest = json.loads((directory / MANIFEST).read_text())
-    changed = change(manifest)
-    manifest = manifest if changed is None else changed
-    if isinstance(manifest, dict):
-        core = {key: value for key, value in manifest.items() if key != "sha256"}
-        digest = hashlib.sha256(json.dumps(core, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-        save_file(load_file(directory / TENSORS), directory / TENSORS, metadata={"manifest": digest})
-        manifest["sha256"] = file_sha256(directory / TENSORS)
-    (directory / MANIFEST).write_text(json.dumps(manifest))
 
 
 @pytest.mark.parametrize("key", ["longest_context", "blocks", "pair"])
@@ -93,6 +81,18 @@ def test_the_hash_is_stable_and_names_content(saved: tuple[CacheMap, Path], tmp_
     assert renamed.hash != written.hash
     shuffled = dict(reversed(written.manifest.items()))
     assert CacheMap(written.layers, shuffled).hash == written.hash
+
+
+def test_maps_without_trunks_are_named_as_ever(tmp_path: Path) -> None:
+    """What their tensors vouch for is pinned: evidence and results name maps by it."""
+    layers = {
+        (0, kind): LinearLayer((Block(0, kind),), torch.arange(16.0).view(1, 4, 4), torch.zeros(4)) for kind in KINDS
+    }
+    written = CacheMap(layers, {"pair": PAIR}).save(tmp_path)
+    assert written.manifest["schema"] == 1
+    assert "trunks" not in written.manifest
+    with safe_open(tmp_path / TENSORS, framework="pt") as file:
+        assert file.metadata() == {"manifest": "c68ec3ca9b5096c9e76be7a4467b67bf983b9aa1d66267b68e1b98f574d01459"}
 
 
 def test_size_and_cost_are_those_of_the_tensors(saved: tuple[CacheMap, Path]) -> None:
@@ -136,10 +136,7 @@ def test_tensors_that_are_none_are_refused_even_with_their_digest(saved: tuple[C
 
 def test_a_missing_tensor_is_refused(saved: tuple[CacheMap, Path]) -> None:
     _, directory = saved
-    tensors = load_file(directory / TENSORS)
-    del tensors["values.10.bias"]
-    save_file(tensors, directory / TENSORS)
-    rewrite(directory, lambda m: m)
+    rewrite_tensors(directory, lambda tensors: tensors.pop("values.10.bias"))
     with pytest.raises(KvxferError, match=r"values\.10\.bias"):
         CacheMap.load(directory)
 

@@ -36,10 +36,10 @@ class Running:
 class LoadedModel:
     """A causal language model in eval mode with an explicit cache: every method takes and returns plain tensors.
 
-    Caches hold rotated keys and all tokens of all layers. What a method returns is made in inference mode: clone it
-    before autograd may see it. ``name`` is the model as the user wrote it, ``revision`` what it resolved to,
-    ``dropped`` the layers of the whole model that it is run without, and ``whole`` the geometry of the model that it
-    is a slice of (its own unless given).
+    Caches hold rotated keys and all tokens of all layers. What a method returns is made in inference mode (but for
+    ``follow`` and ``project``): clone it before autograd may see it. ``name`` is the model as the user wrote it,
+    ``revision`` what it resolved to, ``dropped`` the layers of the whole model that it is run without, and ``whole``
+    the geometry of the model that it is a slice of (its own unless given).
     """
 
     def __init__(

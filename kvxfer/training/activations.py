@@ -66,7 +66,7 @@ class _Read:
 
     def kept(self) -> _Read:
         """A copy in the CPU's memory that holds nothing else, such as the rest of a tensor that it was a view of."""
-        return _joined([self], lambda tensors: tensors[0].to("cpu", copy=True).contiguous())
+        return _joined([self], lambda tensors: tensors[0].to("cpu", copy=True))
 
 
 class ActivationStore:
@@ -110,7 +110,7 @@ class ActivationStore:
         Raises:
             KvxferError: a model gives a value that is not finite.
         """
-        # Lightning validates in inference mode; what is kept of it would be of no use to a step with gradients.
+        # Lightning validates in inference mode, whose tensors are of no use to a step with gradients.
         with torch.inference_mode(False), torch.no_grad():
             ids = self.tokens[list(rows)].to(self.pair.target.device)
             return self._activations(ids, _joined([self._row(row) for row in rows], self._together))

@@ -38,8 +38,8 @@ def training_figure(history: Sequence[dict[str, Any]], base_kl: float, path: Pat
         right.axhline(base_kl, color=COLOURS["source"], linewidth=1.4, linestyle="--", label=f"base {base_kl:.4f}")
         right.plot(steps, kl, color=COLOURS["mapped"], label="trained", **_LINE)
         best = kl.index(min(kl))
-        right.plot(steps[best], kl[best], color=MARK, marker="o", markersize=8, fillstyle="none", linestyle="none")
-        right.annotate(f"{kl[best]:.4f}", (steps[best], kl[best]), (0, 10), textcoords="offset points", ha="center")
+        ring = {"marker": "o", "markersize": 9, "fillstyle": "none", "linestyle": "none", "color": MARK}
+        right.plot(steps[best], kl[best], label=f"best {kl[best]:.4f}", **ring)
         right.set_title("validation rows: next-token KL, nats per token")
         for axes in (left, right):
             _finish(axes)

@@ -15,23 +15,23 @@ Columns = Float[Tensor, "rows tokens width"]
 
 @dataclass(frozen=True)
 class Spread:
-    """Squared errors of several parts (layers, say), and the truth's squared deviations from its mean: float64 sums.
+    """Squared errors of several layers, and the truth's squared deviations from its mean: float64 sums.
 
     Attributes:
         tokens: how many were counted.
-        error: the sum of squared errors of each part.
+        error: the sum of squared errors of each layer.
         mean: the truth's mean over tokens.
         deviation: the sum of its squared deviations from it.
     """
 
     tokens: int
-    error: Float[Tensor, " parts"]
-    mean: Float[Tensor, "parts width"]
-    deviation: Float[Tensor, " parts"]
+    error: Float[Tensor, " layers"]
+    mean: Float[Tensor, "layers width"]
+    deviation: Float[Tensor, " layers"]
 
     @staticmethod
     def of(true: Sequence[Columns], found: Sequence[Columns]) -> Spread:
-        """Of one tensor of each for every part."""
+        """Of one tensor of each for every layer."""
         # No float64 on Apple's GPUs.
         home = "cpu" if true[0].device.type == "mps" else true[0].device
         error, mean, deviation = [], [], []
@@ -56,7 +56,7 @@ class Spread:
         )
 
     @property
-    def explained(self) -> Float[Tensor, " parts"]:
+    def explained(self) -> Float[Tensor, " layers"]:
         """1 - error / deviation, as R²; 0 where the truth does not vary."""
         varies = self.deviation > 0
         return torch.where(varies, 1 - self.error / torch.where(varies, self.deviation, 1), 0)
@@ -73,24 +73,17 @@ class Measures:
         cosine: by target layer, the mean over these tokens of the cosine of the true and the mapped attention output
             (the target's own queries, keys and values of the continuation).
         attention: errors of the attention output by target layer, all of the row mapped.
-        content: errors of the mapped content, layer by layer, keys before values.
     """
 
     tokens: int
     kl: float
     cosine: Float[Tensor, " layers"]
     attention: Spread
-    content: Spread
 
     @property
     def attention_score(self) -> Float[Tensor, " layers"]:
         """Attention-output scores as :meth:`kvxfer.attention.LayerAttention.score` has them, both kinds mapped."""
         return self.attention.explained
-
-    @property
-    def r2(self) -> Float[Tensor, " outputs"]:
-        """R² of the content, layer by layer, keys before values."""
-        return self.content.explained
 
     def merged(self, other: Measures) -> Measures:
         """Of the rows of both."""
@@ -101,7 +94,6 @@ class Measures:
             mine * self.kl + theirs * other.kl,
             mine * self.cosine + theirs * other.cosine,
             self.attention.merged(other.attention),
-            self.content.merged(other.content),
         )
 
     @staticmethod

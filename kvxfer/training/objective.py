@@ -97,7 +97,6 @@ class Objective:
                     [x[:, self.exact :] for x in batch.attention],
                     [self._output(batch, cache, n, self.exact) for n in layers],
                 ),
-                content=Spread.of(*(_columns(kv, layers, self.exact) for kv in (_own(batch), mapped))),
             )
 
     def _cache(self, batch: Activations, mapped: KV, split: int) -> KV:

@@ -166,6 +166,9 @@ class Delta(Part):
         super().__init__(blocks, outputs, scales)
         count, width = self.unit.shape
         self.rank = rank
+        self.step = self.inputs**-0.5
+        """What a full change is a multiple of. All its weights move at once, and columns go together: at the learning
+        rate that suits hidden layers, a step would otherwise be the longer the more columns there are."""
         self.bias = nn.Parameter(torch.zeros(count, width))
         if rank is None:
             self.weight = nn.Parameter(torch.zeros(count, self.inputs, width))
@@ -181,7 +184,7 @@ class Delta(Part):
     def standard(self, x: Float[Tensor, "tokens inputs"]) -> Float[Tensor, "outputs tokens width"]:
         """The change of each output."""
         y = x @ self.weight
-        return (y if self.rank is None else y @ self.right) + self.bias[:, None]
+        return (y * self.step if self.rank is None else y @ self.right) + self.bias[:, None]
 
     @torch.no_grad()
     def export(self, base: dict[Output, LinearLayer]) -> Exported:
@@ -194,7 +197,7 @@ class Delta(Part):
                 # No change: in another form it would be the same function, but not the same bits.
                 layers[output] = old
                 continue
-            weight, shift = self._unstandardised(self.weight[n])
+            weight, shift = self._unstandardised(self.weight[n] * (self.step if self.rank is None else 1))
             right = None if self.rank is None else self.right[n].double() * unit
             bias = old.bias.to(unit) + unit * self.bias[n].double() + (shift * unit if right is None else shift @ right)
             if right is not None and old.right is not None and old.groups == 1:

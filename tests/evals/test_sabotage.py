@@ -21,6 +21,7 @@ from kvxfer import toy
 from kvxfer.apply import Mapper
 from kvxfer.errors import KvxferError
 from kvxfer.evals.verdict import fit_warning, verdict
+from kvxfer.features import KINDS, Block
 from kvxfer.hf import LoadedModel
 from kvxfer.maps import TENSORS, CacheMap
 from kvxfer.moments import Output
@@ -29,6 +30,7 @@ from kvxfer.report import render_report
 from kvxfer.runs import Run
 from kvxfer.solvers import LinearLayer
 from kvxfer.stages import evaluate as stage
+from kvxfer.trunks import Trunk
 from tests.small_runs import run, settings_of
 
 FIT = ["corpus.rows={fit: 64, validation: 16, held_out: 16}", "penalty.lam=1e-3"]
@@ -47,11 +49,15 @@ class Scene:
     settings: Any
 
     def results(
-        self, monkeypatch: pytest.MonkeyPatch, pair: Pair | None = None, layers: Layers | None = None
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        pair: Pair | None = None,
+        layers: Layers | None = None,
+        trunks: tuple[Trunk, ...] = (),
     ) -> dict[str, Any]:
-        """What the evaluation says where the pair or the layers in memory are others than it believes."""
+        """What the evaluation says where the pair or the map in memory are others than it believes."""
         if layers is not None:
-            broken = CacheMap(layers, self.cache_map.manifest)
+            broken = CacheMap(layers, self.cache_map.manifest, trunks=trunks)
             monkeypatch.setattr(stage, "Mapper", lambda _, *args, **options: Mapper(broken, *args, **options))
         record = {"config": {}, "started": "now"}
         here = Run("evaluate", "sabotage", self.outputs, self.outputs, record)
@@ -140,6 +146,40 @@ def a_layer_of_zeros(layers: Layers) -> Layers:
     return {**layers, **zeros}
 
 
+def in_trunks(layers: Layers) -> tuple[Layers, tuple[Trunk, ...]]:
+    """The same map as biases and hidden layers: x = relu(x / 10) * 10 - relu(-10 x) / 10.
+
+    The two sides have scales of their own, since gelu(x) - gelu(-x) = x as well.
+    """
+    readers: dict[tuple[Block, ...], list[Output]] = {}
+    for output, part in layers.items():
+        readers.setdefault(part.blocks, []).append(output)
+    trunks = []
+    for blocks, outputs in readers.items():
+        columns = layers[outputs[0]].weight.shape[1]
+        signs = torch.cat([torch.eye(columns) / 10, -10 * torch.eye(columns)], dim=1)
+        dense = {output: layers[output].dense() for output in outputs}
+        readouts = {output: torch.cat([10 * weight, -weight / 10]) for output, weight in dense.items()}
+        trunks.append(Trunk(blocks, (signs,), (torch.zeros(2 * columns),), "relu", readouts))
+    nothing = {output: LinearLayer((), part.weight[:, :0], part.bias) for output, part in layers.items()}
+    return nothing, tuple(trunks)
+
+
+def swapped_readouts(trunk: Trunk) -> Trunk:
+    """Two layers read what was trained for each other."""
+    read = trunk.readouts
+    swapped = {(1, kind): read[2, kind] for kind in KINDS} | {(2, kind): read[1, kind] for kind in KINDS}
+    return replace(trunk, readouts={**read, **swapped})
+
+
+def zeroed(trunk: Trunk) -> Trunk:
+    return replace(trunk, weights=(0 * trunk.weights[0],))
+
+
+def wrong_activation(trunk: Trunk) -> Trunk:
+    return replace(trunk, activation="gelu")
+
+
 PAIRS = {"wrong theta": wrong_theta, "shifted positions": shifted, "source keys not stripped": not_stripped}
 MAPS = {
     "swapped heads": swapped_heads,
@@ -149,6 +189,7 @@ MAPS = {
     "values and keys swapped": swapped_kinds,
     "one layer zeroed": a_layer_of_zeros,
 }
+TRUNKS = {"swapped readouts": swapped_readouts, "a zeroed trunk": zeroed, "wrong activation": wrong_activation}
 SEEN_BY_THE_FIT_ALONE = ("half the rank",)
 
 
@@ -163,10 +204,21 @@ def test_the_map_that_is_not_sabotaged_is_worth_it(scene: Scene, monkeypatch: py
     assert "| fit: largest drop in R² |" in report
 
 
-@pytest.mark.parametrize("name", [*PAIRS, *MAPS])
+def test_the_same_map_in_trunks_is_worth_as_much(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    layers, trunks = in_trunks(scene.cache_map.layers)
+    results = scene.results(monkeypatch, layers=layers, trunks=trunks)
+    assert verdict(results["conditions"], results["tests"]).kind == "beats"
+    assert results["fit_check"]["passed"]
+    assert abs(results["fit_check"]["worst"]["drop"]) < 0.05
+
+
+@pytest.mark.parametrize("name", [*PAIRS, *MAPS, *TRUNKS])
 def test_sabotage_is_seen(name: str, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     if name in PAIRS:
         results = scene.results(monkeypatch, pair=PAIRS[name](scene))
+    elif name in TRUNKS:
+        layers, trunks = in_trunks(scene.cache_map.layers)
+        results = scene.results(monkeypatch, layers=layers, trunks=tuple(map(TRUNKS[name], trunks)))
     else:
         results = scene.results(monkeypatch, layers=MAPS[name](scene.cache_map.layers))
     said = verdict(results["conditions"], results["tests"])

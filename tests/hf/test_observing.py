@@ -52,6 +52,15 @@ def test_what_is_observed_is_the_models_own(family: str, attention: str) -> None
     assert not any(layer.self_attn.o_proj._forward_hooks for layer in model.body.layers)
 
 
+def test_the_bias_of_an_output_projection_counts() -> None:
+    lm = tiny_model("llama-default", attention_bias=True)
+    model = LoadedModel(lm, tiny_tokenizer(), read_geometry(lm.config, "biased"), "biased", "random")
+    projection = model.body.layers[1].self_attn.o_proj
+    heads = torch.randn(2, 3, 64)
+    assert bool(projection.bias.any())
+    assert torch.allclose(model.project(1, heads), projection(heads), atol=1e-6)
+
+
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_following_the_models_own_cache_goes_on_as_it_would(family: str, attention: str) -> None:

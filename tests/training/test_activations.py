@@ -95,14 +95,15 @@ def test_rows_that_come_first_are_kept_until_the_memory_is_full(pair: Pair) -> N
     assert len(small) == 5
 
 
-def test_what_was_kept_in_inference_mode_serves_a_step_with_gradients(pair: Pair) -> None:
+def test_what_is_read_in_inference_mode_serves_a_step_with_gradients(pair: Pair) -> None:
     store = store_of(pair)
     with torch.inference_mode():
-        store.batch([0, 1])
-    found = store.batch([0, 1])
-    weight = torch.ones((), requires_grad=True)
-    (found.queries[0] * found.keys[0].mean() * weight).sum().backward()
-    assert weight.grad is not None
+        first = store.batch([0, 1])
+    for found in (first, store.batch([0, 1])):
+        weight = torch.ones((), requires_grad=True)
+        (found.queries[0] * found.keys[0].mean() * weight).sum().backward()
+        assert weight.grad is not None
+        assert not any(tensor.is_inference() for tensor in tensors(found))
 
 
 def test_logits_and_extras_are_read_only_where_they_are_asked_for(pair: Pair) -> None:
