@@ -222,7 +222,8 @@ def about_map(results: Results) -> list[str]:
     if not fitted:
         return []
     settings = {"solver": "Solver", "penalty": "Penalty", "lam": "λ (relative)", "rank": "Rank", "features": "Features"}
-    settings["k"] = "Source layers per target layer (k)"
+    settings |= {"k": "Source layers per target layer (k)", "trained_on": "Trained on the map"}
+    settings["trainer_seed"] = "Seed of the training"
     rows = [(label, setting(fitted[key])) for key, label in settings.items() if key in fitted]
     if "slice" in fitted:
         rows.append(("Target layers (a slice; what follows is of these alone)", fitted["slice"]))

@@ -51,7 +51,8 @@ class Evaluated:
     def map_name(self) -> str:
         """The map's settings, in one cell."""
         m = self.results["map"]
-        return f"{m['features']}, {m['solver']}, {m['penalty']}, {m['rank']}, k = {m['k']}, λ = {m['lam']}"
+        seed = f" (seed {m['trainer_seed']})" if "trainer_seed" in m else ""
+        return f"{m['features']}, {m['solver']}{seed}, {m['penalty']}, {m['rank']}, k = {m['k']}, λ = {m['lam']}"
 
     @property
     def plan(self) -> str:

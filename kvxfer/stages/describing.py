@@ -55,6 +55,7 @@ def describe_map(cache_map: CacheMap, directory: Path, pair: Pair, prompt: int) 
         **{key: m[key]["name"] for key in ("solver", "penalty", "rank", "features")},
         "lam": m["penalty"]["lam"],
         "k": m["solver"]["k"],
+        **({"trained_on": m["base"]["run"], "trainer_seed": m["trainer"]["seed"]} if "trainer" in m else {}),
         "parameters": cache_map.parameters,
         "bytes": cache_map.bytes,
         "flops_per_token": cache_map.flops_per_token,

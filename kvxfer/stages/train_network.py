@@ -46,7 +46,7 @@ class Question:
     """What a trained map's run is the answer to.
 
     Attributes:
-        config: the map's scientific config with the text that it is trained on.
+        config: the map's scientific config, with the text that it is trained on and the pair.
         inputs: the base's calibration and the base, by its hash.
     """
 
@@ -140,7 +140,9 @@ def _question(settings: TrainSettings, base: Base) -> Question:
     inputs = {"train": base.map.hash}
     if (calibration := manifest.get("calibration")) is not None:
         inputs["calibrate"] = calibration
-    return Question({**_training(settings).config_on(manifest), "corpus": corpus}, inputs)
+    config = {**_training(settings).config_on(manifest), "corpus": corpus}
+    # A base that is named may be another pair's, which is refused when the models are there.
+    return Question({**config, "pair": settings.pair_identity}, inputs)
 
 
 def _rank(training: Training) -> int:
@@ -165,7 +167,10 @@ def _take_part(settings: TrainSettings, base: Base, question: Question, rank: in
 
 def _loaded(settings: TrainSettings, base: Base) -> Pair:
     pair = load_pair(settings.pair)
-    base.map.require(pair.describe())
+    try:
+        base.map.require(pair.describe())
+    except KvxferError as error:
+        raise KvxferError(f"the base {base.directory}: {error}") from error
     return pair
 
 

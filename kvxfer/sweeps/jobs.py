@@ -9,10 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvxfer.training.specs import PLACE
+
 Value = bool | int | float | str | None
 
 # What may differ between two sweeps that ask the same questions.
-_NOT_ASKED = (("logger",), ("paths",), ("force",), ("build_missing",), ("pair", "device"))
+_NOT_ASKED = (
+    *(("logger",), ("paths",), ("force",), ("build_missing",), ("pair", "device")),
+    *(("trainer", key) for key in PLACE),
+)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,8 @@ QUERIES = ("prefix", "continuation", "both")
 ACTIVATIONS = ("relu", "gelu")
 PRECISIONS = ("32-true", "bf16-mixed")
 SCHEDULES = ("cosine", "constant")
+PLACE = ("cache_gib", "devices", "strategy", "accelerator", "ckpt_path")
+"""Settings of a trainer that say where and how it runs: they decide no weights."""
 
 
 @dataclass(frozen=True)
@@ -187,8 +189,7 @@ class TrainerSpec:
 
     def identity(self) -> dict[str, Any]:
         """What of it decides the weights: not where they are trained, nor how much is kept in memory."""
-        left_out = ("cache_gib", "devices", "strategy", "accelerator", "ckpt_path")
-        return {item.name: getattr(self, item.name) for item in fields(self) if item.name not in left_out}
+        return {item.name: getattr(self, item.name) for item in fields(self) if item.name not in PLACE}
 
 
 def _check_network(hidden: int, activation: str) -> None:

@@ -134,6 +134,8 @@ def test_a_base_may_be_named_and_is_then_the_same_question(
     assert len(loop) == 1
     with pytest.raises(KvxferError, match=r"solver\.base_map=nope is no directory and no run in"):
         run("train", outputs, *tiny, "solver=corrected", "solver.base_map=nope")
+    with pytest.raises(KvxferError, match=r"the base .*: the map was fitted with pair\.direction"):
+        run("train", outputs, *tiny, "solver=corrected", f"solver.base_map={base}", "pair.reverse=true")
     with pytest.raises(KvxferError, match=r"solver\.layers=\[3\]: the target has layers 0 to 2"):
         run("train", outputs, *tiny, "solver=corrected", "solver.layers=[3]")
     with pytest.raises(KvxferError, match=r"no base map .*: run train\.py with these settings and solver=ridge"):

@@ -43,6 +43,7 @@ def test_a_trained_solver_gives_a_map_that_is_evaluated_and_collected(
     assert results["map"]["solver"] == solver
     assert results["map"]["parameters"] == trained.parameters
     assert trained.manifest["base"]["sha256"] == base.hash
+    assert (results["map"]["trained_on"], results["map"]["trainer_seed"]) == (trained.manifest["base"]["run"], 0)
     assert trained.trunks
     assert results["fit_check"]["tokens"] > 0
     if solver == "residual":
