@@ -35,10 +35,11 @@ class Recorder(L.Callback):
 
     Attributes:
         out: the run's logger; None for a process that writes nothing.
-        look_seconds: what a look at the validation rows takes.
+        look_seconds, rest_seconds: what a look at the validation rows takes, and what follows the training.
         advance: called with the number of steps that are done.
         history: one entry for each look at the validation rows: ``step``, means of the loss and its terms since the
-            last look, ``lr``, ``val_kl``, ``val_cosine_mean`` and ``val_score_mean``.
+            last look (over the first device's share of the rows), ``lr``, ``val_kl``, ``val_cosine_mean`` and
+            ``val_score_mean``.
         layers: for every look and target layer the attention loss, and the cosine and score on the validation rows.
         outputs: for every look, target layer and kind the squared error, where it is part of the loss.
         seconds: of training, those before a kill included.
@@ -47,7 +48,7 @@ class Recorder(L.Callback):
     def __init__(self, spec: TrainerSpec) -> None:
         self.spec = spec
         self.out: RunLogger | None = None
-        self.look_seconds = 0.0
+        self.look_seconds = self.rest_seconds = 0.0
         self.advance: Callable[[int], None] = lambda steps: None
         self.history: list[dict[str, Any]] = []
         self.layers: list[dict[str, Any]] = []
@@ -161,9 +162,9 @@ class Recorder(L.Callback):
         each = (time.monotonic() - self._timed) / (_TIMED - 1)
         left = self.spec.max_steps - step
         looks = math.ceil(left / self.spec.validate_every)
-        total = each * left + looks * self.look_seconds
+        total = each * left + looks * self.look_seconds + self.rest_seconds
         log.info(
-            "training: about %s for %d steps (%.2f s each) that are validated %d times (%.1f s each)",
+            "training: about %s for %d steps (%.2f s each) that are validated %d times (%.1f s each), and a report",
             f"{total / 60:.0f} minutes" if total >= 90 else f"{total:.0f} s",
             left,
             each,

@@ -12,6 +12,8 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.strategies.launchers.multiprocessing import _MultiProcessingLauncher
 from lightning.pytorch.tuner.tuning import Tuner
 
 from kvxfer.errors import KvxferError
@@ -46,7 +48,7 @@ def make_trainer(
         raise KvxferError(f"trainer.accelerator={accelerator}, but the pair is on {device}: set pair.device")
     alone = 1 if kind == "cpu" else [device.index or 0]
     try:
-        return L.Trainer(
+        trainer = L.Trainer(
             accelerator=accelerator,
             devices=alone if spec.devices == 1 else spec.devices,
             strategy="ddp" if spec.devices > 1 and spec.strategy == "auto" else spec.strategy,
@@ -70,6 +72,13 @@ def make_trainer(
             f"trainer.accelerator={spec.accelerator}, trainer.devices={spec.devices}, "
             f"trainer.strategy={spec.strategy}: {str(error).strip().splitlines()[0]}"
         ) from error
+    started = isinstance(getattr(trainer.strategy, "launcher", None), _MultiProcessingLauncher)
+    if started or not isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy):
+        raise KvxferError(
+            f"trainer.strategy={spec.strategy}: what is trained must be whole in processes that are started from the "
+            "command line; use auto or ddp"
+        )
+    return trainer
 
 
 def find_rate(module: TrainedModule, data: Data, spec: TrainerSpec, work: Path) -> float:
@@ -108,13 +117,15 @@ def move(pair: Pair, device: torch.device) -> None:
 @contextmanager
 def quiet() -> Iterator[None]:
     """Without Lightning's own messages, and the warnings that say what is meant to be so."""
-    logger = logging.getLogger("lightning.pytorch")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    loggers = [logging.getLogger(f"lightning.{part}") for part in ("pytorch", "fabric")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             for message in _MEANT:
                 warnings.filterwarnings("ignore", message)
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -127,7 +127,10 @@ class _Fitting:
         first = engine.is_global_zero
         move(self.pair, engine.strategy.root_device)
         checkpoint = find_checkpoint(self.trainer.ckpt_path, self.work / CHECKPOINTS, self.question, first)
+        if first:
+            log.info("%s: the base map is measured on %d validation rows", self.spec.name, len(self.rows.validation))
         base_kl, recorder.look_seconds = self._look_at_base()
+        recorder.rest_seconds = 2 * recorder.look_seconds * len(self.rows.held_out) / len(self.rows.validation)
         network = self._network()
         if first:
             self._announce(network, base_kl)

@@ -59,12 +59,11 @@ class Network(nn.Module):
 
         with torch.no_grad(), torch.autocast(source.keys[0].device.type, enabled=False):
             mapped = self.mapper.content(source, known)
-            columns = [torch.cat([read(block) for block in part.blocks], dim=-1) for part in self._parts()]
         content = {"keys": list(mapped.keys), "values": list(mapped.values)}
-        for part, x in zip(self._parts(), columns, strict=True):
-            for (layer, kind), added in zip(part.outputs, part(x.flatten(0, 1)).float(), strict=True):
+        for part in self._parts():
+            for (layer, kind), added in zip(part.outputs, part(read).float(), strict=True):
                 old = content[kind][layer]
-                heads = added.view(*x.shape[:2], old.shape[1], -1).transpose(1, 2)
+                heads = added.view(source.batch, source.tokens, old.shape[1], -1).transpose(1, 2)
                 content[kind][layer] = old + heads
         return KV(content["keys"], content["values"])
 

@@ -6,6 +6,8 @@ same for every layer; export folds both into the weights.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -17,6 +19,7 @@ from kvxfer.solvers.base import LinearLayer
 from kvxfer.training.scales import Scale, Scales
 from kvxfer.trunks import ACTIVATIONS, Trunk
 
+Read = Callable[[Block], Float[Tensor, "batch tokens width"]]
 Exported = tuple[dict[Output, LinearLayer], list[Trunk]]
 
 
@@ -47,10 +50,12 @@ class Part(nn.Module):
         """Columns of the blocks."""
         return len(self.mean)
 
-    def forward(self, x: Float[Tensor, "tokens inputs"]) -> Float[Tensor, "outputs tokens width"]:
-        """What the part adds to each output."""
-        standard = (x - self.mean.float()) * self.deviation.reciprocal().float()
-        return self.standard(standard) * self.unit[:, None].float()
+    def forward(self, read: Read) -> Float[Tensor, "outputs tokens width"]:
+        """What the part adds to each output; ``read`` gives a block's columns."""
+        with torch.no_grad(), torch.autocast(self.mean.device.type, enabled=False):
+            x = torch.cat([read(block) for block in self.blocks], dim=-1).flatten(0, 1)
+            x = (x - self.mean.float()) * self.deviation.reciprocal().float()
+        return self.standard(x) * self.unit[:, None].float()
 
     def standard(self, x: Float[Tensor, "tokens inputs"]) -> Float[Tensor, "outputs tokens width"]:
         """The same of standardised columns, in units of the outputs' deviations."""
@@ -111,9 +116,9 @@ class Hidden(Part):
         self.centre: Tensor
         self.register_buffer("centre", torch.stack([scales.of(output).mean for output in outputs]))
 
-    def forward(self, x: Float[Tensor, "tokens inputs"]) -> Float[Tensor, "outputs tokens width"]:
+    def forward(self, read: Read) -> Float[Tensor, "outputs tokens width"]:
         """What the part adds to each output, or the output itself."""
-        y = super().forward(x)
+        y = super().forward(read)
         return y + self.centre[:, None].float() if self.replaces else y
 
     def standard(self, x: Float[Tensor, "tokens inputs"]) -> Float[Tensor, "outputs tokens width"]:

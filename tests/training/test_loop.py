@@ -14,8 +14,11 @@ import torch
 from kvxfer.apply import Mapper
 from kvxfer.errors import KvxferError
 from kvxfer.evals.content import MappedErrors, mapped_content
+from kvxfer.kv import KV
 from kvxfer.pairs import Pair
+from kvxfer.training.module import culprit
 from kvxfer.training.networks import Network
+from kvxfer.training.objective import Losses
 from kvxfer.training.specs import MLP, Corrected, Residual
 from tests.trainings import EXACT, SPEC, Told, base_map, fit, make_rows, training_rows
 
@@ -24,8 +27,10 @@ pytestmark = pytest.mark.usefixtures("no_drawing")
 TERMS = ("attention", "kl", "mse")
 
 
-def test_what_a_training_leaves_behind(tiny_pair: Pair, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "kvxfer")
+def test_what_a_training_leaves_behind(
+    tiny_pair: Pair, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level(logging.INFO)
     out = Told()
     spec = replace(SPEC, attention=0.1, mse=0.1)
     found = fit(tiny_pair, tmp_path, spec, out, max_steps=5)
@@ -50,7 +55,9 @@ def test_what_a_training_leaves_behind(tiny_pair: Pair, tmp_path: Path, caplog: 
     assert out.figures == {"training": tmp_path / "training.png"}
     [(kind, files)] = out.artifacts.values()
     assert (kind, files) == ("checkpoint", [tmp_path / "checkpoints" / "best.ckpt"])
-    assert "numbers are trained" in caplog.messages[0]
+    assert "numbers are trained" in caplog.messages[1]
+    assert {entry.name for entry in caplog.records} == {"kvxfer"}
+    assert capfd.readouterr() == ("", "")
     assert any("for 2 steps" in message and "about" in message for message in caplog.messages)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["best.ckpt", "last.ckpt"]
     state = torch.load(tmp_path / "checkpoints" / "best.ckpt", weights_only=True)["state_dict"]
@@ -137,9 +144,21 @@ def test_a_learning_rate_that_is_found(tiny_pair: Pair, tmp_path: Path) -> None:
         ({"accelerator": "gpu"}, r"trainer.accelerator=gpu, but the pair is on cpu: set pair.device"),
         ({"accelerator": "abacus"}, r"trainer.accelerator=abacus"),
         ({"strategy": "magic"}, r"trainer.strategy=magic"),
+        ({"strategy": "ddp_spawn", "devices": 2}, r"trainer.strategy=ddp_spawn: .*use auto or ddp"),
     ],
 )
 def test_settings_that_do_not_fit(tiny_pair: Pair, tmp_path: Path, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(KvxferError, match=message):
         fit(tiny_pair, tmp_path, **settings)
     assert not list(tmp_path.iterdir())
+
+
+def test_what_is_blamed_first() -> None:
+    fine, bad = torch.zeros(1, 1, 2, 2), torch.full((1, 1, 2, 2), torch.inf)
+    nan = torch.tensor([0.0, torch.nan])
+    mapped, layers = KV([fine, fine], [fine, fine]), (2, 5)
+    assert culprit(KV([fine, bad], [bad, fine]), None, layers) == "what is mapped as values of layer 0"
+    assert culprit(mapped, Losses(nan, nan[1], None), layers) == "the loss of layer 5's attention output"
+    assert culprit(mapped, Losses(None, nan[1], nan[[0, 0, 0, 1]]), layers) == "the squared error of values of layer 5"
+    assert culprit(mapped, Losses(nan[:1], nan[1], None), layers) == "the loss of next-token KL"
+    assert culprit(mapped, None, layers) == "next-token KL of the validation rows"
