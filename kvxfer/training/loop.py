@@ -143,8 +143,9 @@ class _Fitting:
         module.load_state_dict(found.state["state_dict"])
         # What the optimiser holds is a multiple of the weights, and measuring needs room of its own.
         network.zero_grad()
+        best_step = found.step
         del engine, module, found
-        return self._finish(network, recorder, base_kl, lr, first)
+        return self._finish(network, recorder, {"lr": lr, "base_val_kl": base_kl, "best_step": best_step}, first)
 
     def _store(self, rows: Rows, cache_gib: float, logits: bool) -> ActivationStore:
         return ActivationStore(self.pair, self.base.blocks, rows.tokens, cache_gib, logits)
@@ -210,7 +211,7 @@ class _Fitting:
             recorder.advance = advance
             engine.fit(module, datamodule=self._data(), ckpt_path=path)
 
-    def _finish(self, network: Network, recorder: Recorder, base_kl: float, lr: float, first: bool) -> TrainedMap:
+    def _finish(self, network: Network, recorder: Recorder, known: dict[str, Any], first: bool) -> TrainedMap:
         layers, trunks = network.export()
         trained = replace(self.base, layers=layers, trunks=trunks)
         store = self._store(self.rows.held_out, self.trainer.cache_gib * _VALIDATION_SHARE, True)
@@ -219,27 +220,25 @@ class _Fitting:
             for name, each in (("base", self.base), ("trained", trained))
         }
         history = recorder.history
-        best = min(history, key=lambda look: float(look["val_kl"]))
         steps = int(history[-1]["step"])
         record = {
             "steps": steps,
-            "best_step": int(best["step"]),
             "seconds": round(recorder.seconds, 1),
             "seconds_per_step": recorder.seconds / steps,
             "stopped": "max_steps" if steps >= self.trainer.max_steps else "patience",
-            "lr": lr,
+            **known,
             "trained_parameters": network.trained,
-            "base_val_kl": base_kl,
             "history": history,
             "layers": recorder.layers,
             "outputs": recorder.outputs,
             "held_out": held_out,
         }
         if first:
-            self._tell(record, best)
+            self._tell(record)
         return TrainedMap(layers, trunks, record)
 
-    def _tell(self, record: dict[str, Any], best: dict[str, Any]) -> None:
+    def _tell(self, record: dict[str, Any]) -> None:
+        best = next(look for look in record["history"] if look["step"] == record["best_step"])
         training_figure(record["history"], record["base_val_kl"], self.work / FIGURE)
         self.out.figure("training", self.work / FIGURE)
         about = {"step": best["step"], "val_kl": best["val_kl"], "question": self.question}

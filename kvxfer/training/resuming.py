@@ -78,7 +78,8 @@ def read_checkpoint(path: Path, asked: str, source: str, whole: bool = True) -> 
     if not path.is_file():
         raise KvxferError(f"{source}: there is no checkpoint {path}")
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        # Mapped: tensors that nobody asks for are not read.
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         found = state[QUESTION]
     except (OSError, RuntimeError, ValueError, EOFError, KeyError, TypeError, pickle.UnpicklingError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -42,7 +42,7 @@ def test_two_devices_give_nearly_the_map_of_one(tiny_pair: Pair, tmp_path: Path)
         warnings.simplefilter("ignore", DeprecationWarning)
         for rank in range(2):
             given = (rank, port, tiny_pair, tmp_path / "both", told[rank], {"max_steps": 3})
-            children.append(multiprocessing.get_context("fork").Process(target=fit_as, args=given))
+            children.append(multiprocessing.get_context("fork").Process(target=fit_as, args=given, daemon=True))
             children[-1].start()
     for child in children:
         child.join(120)
