@@ -145,6 +145,7 @@ class TrainerConf:
     """Group ``trainer``."""
 
     name: str = MISSING
+    rows: str = "new"
     max_steps: int = 1000
     batch_size: int = 8
     lr: Number = 1e-3

@@ -179,9 +179,17 @@ def _fitted(settings: TrainSettings, pair: Pair, base: Base, work: Path, out: Ru
     # Lightning takes seconds to import, and a map that is there needs none of it.
     from kvxfer.training.loop import TrainingRows, fit_network
 
-    splits = (TRAINING, "validation", "held_out")
-    rows = TrainingRows(*(load_rows(settings.corpus, pair.tokenizer, split) for split in splits))
-    training = _training(settings)
+    training, corpus = _training(settings), settings.corpus
+    text, count = TRAINING if training.trainer.rows == "new" else "fit", corpus.rows.of(TRAINING)
+    if text == "fit" and count > corpus.rows.fit:
+        raise KvxferError(
+            f"corpus.rows.training={count}: with trainer.rows=fit they are of the corpus.rows.fit={corpus.rows.fit}; "
+            "lower corpus.rows.training"
+        )
+    rows = TrainingRows(
+        load_rows(corpus, pair.tokenizer, text, count),
+        *(load_rows(corpus, pair.tokenizer, split) for split in ("validation", "held_out")),
+    )
     exact = settings.corpus.skip_first
     return fit_network(pair, base.map, training.spec, training.trainer, rows, exact, work, out), rows
 

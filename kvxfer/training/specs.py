@@ -13,6 +13,7 @@ QUERIES = ("prefix", "continuation", "both")
 ACTIVATIONS = ("relu", "gelu")
 PRECISIONS = ("32-true", "bf16-mixed")
 SCHEDULES = ("cosine", "constant")
+ROWS = ("new", "fit")
 PLACE = ("cache_gib", "devices", "strategy", "accelerator", "ckpt_path")
 """Settings of a trainer that say where and how it runs: they decide no weights."""
 
@@ -45,7 +46,7 @@ class Trained:
     attention: float = 1.0
     kl: float = 0.0
     mse: float = 0.0
-    queries: str = "prefix"
+    queries: str = "continuation"
     carried: bool = False
 
     def __post_init__(self) -> None:
@@ -80,7 +81,7 @@ class Residual(Trained):
         activation: ``gelu`` or ``relu``.
     """
 
-    hidden: int = 256
+    hidden: int = 64
     activation: str = "gelu"
 
     def __post_init__(self) -> None:
@@ -135,6 +136,8 @@ class TrainerSpec:
     """How a map is trained; the fields are the keys of ``configs/trainer/*.yaml``.
 
     Args:
+        rows: ``new``: rows whose documents the corpus does not give to closed forms; ``fit``: the first rows of those
+            that it does, where text is scarce.
         max_steps: optimiser steps.
         batch_size: rows of a step, over all devices.
         lr: the peak learning rate of AdamW; ``auto`` asks Lightning's finder first.
@@ -153,6 +156,7 @@ class TrainerSpec:
     """
 
     name: str = "default"
+    rows: str = "new"
     max_steps: int = 1000
     batch_size: int = 8
     lr: float | str = 1e-3
@@ -183,7 +187,7 @@ class TrainerSpec:
             raise KvxferError(f"trainer.patience={self.patience} must be 1 or more, or null to train to the end")
         if self.batch_size % self.devices:
             raise KvxferError(f"trainer.batch_size={self.batch_size} is no multiple of trainer.devices={self.devices}")
-        for key, options in (("precision", PRECISIONS), ("schedule", SCHEDULES)):
+        for key, options in (("rows", ROWS), ("precision", PRECISIONS), ("schedule", SCHEDULES)):
             if getattr(self, key) not in options:
                 raise KvxferError(f"trainer.{key}={getattr(self, key)!r}: choose one of {', '.join(options)}")
 

@@ -44,7 +44,7 @@ def make_trained(level: float, number: int, spec: Trained, seed: int = 0, **trai
 
 def trained() -> list[dict[str, Any]]:
     """A residual of two seeds that is better than the best closed form, and an MLP that is worse than the base."""
-    residual = Residual("residual", hidden=64)
+    residual = Residual("residual", hidden=32)
     return [
         make_trained(1.24, 10, residual),
         make_trained(1.26, 11, residual, seed=1),
@@ -65,7 +65,7 @@ def test_seeds_are_one_row_that_is_tested_against_base_and_best(tmp_path: Path) 
     rows = cells(lines)
     assert ("own prefill" in rows[0]["Map"], "Source" in rows[-1]["Map"]) == (True, True)
     assert [row["Map"] for row in rows[1:-1]] == [
-        "`solver=residual solver.hidden=64`",
+        "`solver=residual solver.hidden=32`",
         "`solver=ridge features=both` (best closed form)",
         "`solver=ridge features=same` (base)",
         "`solver=mlp trainer.max_steps=50`",
@@ -97,7 +97,7 @@ def test_files_with_trained_maps_leave_the_pairs_tables_alone(tmp_path: Path) ->
     assert (len(results["toy/trained"].maps), len(results["toy/trained"].trained)) == (2, 3)
     text = "<!-- begin table: trained toy -->\n<!-- end table -->\n<!-- begin table: maps toy -->\n<!-- end table -->\n"
     made = page.render(text, results)
-    assert made.index("solver.hidden=64") < made.index("begin table: maps")
+    assert made.index("solver.hidden=32") < made.index("begin table: maps")
     assert "\n".join(maps_table(results["toy"])) in made
     with pytest.raises(KvxferError, match=r"no results of pair 'other/trained' .*: write results/other_trained\.json"):
         page.render("<!-- begin table: trained other -->\n<!-- end table -->\n", results)

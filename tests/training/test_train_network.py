@@ -16,8 +16,10 @@ import pytest
 import torch
 
 from kvxfer.config import refuse_in_multirun
+from kvxfer.corpus import load_rows
 from kvxfer.errors import KvxferError
 from kvxfer.evals.fit_check import recorded_r2
+from kvxfer.hf import load_tokenizer
 from kvxfer.loggers import FileLogger
 from kvxfer.maps import CacheMap
 from kvxfer.stages.random_map import make_random_map
@@ -91,6 +93,17 @@ def test_the_base_is_the_run_that_the_plain_command_makes(base: str, tmp_path: P
     assert train_id(settings) is None
 
 
+def test_rows_may_be_those_that_the_base_was_fitted_on(outputs: Path, tiny: list[str], loop: list[Any]) -> None:
+    given = [*tiny, "solver=corrected", "trainer.rows=fit"]
+    settings = settings_of("train", outputs, *given)
+    run("train", outputs, *given)
+    tokenizer = load_tokenizer(settings.pair.oriented()[1], "pair.target")
+    fitted = load_rows(settings.corpus, tokenizer, "fit", 6)
+    assert torch.equal(loop[0].rows.training.tokens, fitted.tokens)
+    with pytest.raises(KvxferError, match=r"corpus\.rows\.training=6: .* corpus\.rows\.fit=5"):
+        run("train", outputs, *given, "corpus.rows.fit=5")
+
+
 def test_a_trained_map_is_a_run_like_any_other(outputs: Path, tiny: list[str], loop: list[Any]) -> None:
     path = run("train", outputs, *tiny, "solver=residual", "solver.hidden=8")
     assert run("train", outputs, *tiny, "solver=residual", "solver.hidden=8") == path
@@ -102,7 +115,7 @@ def test_a_trained_map_is_a_run_like_any_other(outputs: Path, tiny: list[str], l
     assert made.manifest["base"] == {"run": base.name, "sha256": under.hash}
     assert made.manifest["solver"] == {
         **under.manifest["solver"],
-        **{"name": "residual", "base": "ridge", "hidden": 8, "activation": "gelu", "queries": "prefix"},
+        **{"name": "residual", "base": "ridge", "hidden": 8, "activation": "gelu", "queries": "continuation"},
         **{"attention": 1.0, "kl": 0.0, "mse": 0.0, "carried": False},
     }
     for key in ("pair", "calibration", "kept_tokens", "penalty", "rank", "features"):
