@@ -181,6 +181,8 @@ def _trained(train: Path, manifest: Json, fitted: Json) -> Json:
         which: {key: round(found[key], DECIMALS) for key in ("kl", "cosine", "attention_score")}
         for which, found in record["held_out"].items()
     }
+    if "map_seconds" in record:  # not of the first trained maps
+        rounded["map_seconds_ratio"] = float(f"{record['map_seconds']['ratio']:.3g}")
     corpus = fitted["config"]["corpus"]
     return {
         "trainer": manifest["trainer"],

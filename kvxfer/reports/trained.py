@@ -16,6 +16,7 @@ from kvxfer.evals.tables import NOTHING, number, p_value, percent, perplexity, q
 from kvxfer.evals.wording import condition_name
 from kvxfer.reports.comparing import Difference, difference, holm
 from kvxfer.reports.data import Baseline, Json, MapResult, PairResults, Scores
+from kvxfer.reports.tables import BASELINES
 
 
 @dataclass(frozen=True)
@@ -63,12 +64,12 @@ def trained_table(pair: PairResults) -> list[str]:
     for n, group in enumerate(groups):
         cells = [f"`{shared.rest(group.first)}`", *_quality(pair, group, best)]
         cells += [*_tested(against[n], corrected[n]), *_tested(to_best[n], to_best_corrected[n])]
-        lines.append((known.per_token(group.scores), [*cells, *_cost(group.first), *_training(group)]))
+        lines.append((known.per_token(group.scores), [*cells, *_cost(group.first), _time(group), *_training(group)]))
     closed = {one.data["map"]: one for one in [*(bases[id(group)] for group in groups), best] if not one.trained}
     for one in closed.values():
         name = f"`{shared.rest(one)}` ({'best closed form' if one is best else 'base'})"
         lines.append((known.per_token(one.scores), [name, *_closed(pair, one, groups)]))
-    for name in ("ceiling", "source"):
+    for name in (each for each in BASELINES if each in known.conditions):
         nats = known.per_token(known.conditions[name])
         scores = known.conditions[name]
         cells = [f"**{condition_name(name, short=True)}**", NOTHING, percent(scores.accuracy), *_nats(known, scores)]
@@ -88,7 +89,7 @@ HEADER = (
         "Δ nats to best",
         "p (Holm)",
     ),
-    *("Parameters", "Bytes", "Prefill share", "Steps", "Best step", "Seconds"),
+    *("Parameters", "Bytes", "Prefill share", "Time to map", "Steps", "Best step", "Seconds"),
 )
 
 
@@ -171,7 +172,8 @@ def _closed(pair: PairResults, one: MapResult, groups: Sequence[Seeds]) -> list[
     cells = [NOTHING, percent(scores.accuracy), *_nats(known, scores), NOTHING]
     on_it = [group for group in groups if group.first.data["base"]["sha256"] == one.data["map"]]
     learnt = [number(on_it[0].mean("held_out", "base", key)) if on_it else NOTHING for key in ("kl", "cosine")]
-    return [*cells, percent(known.gap(scores)), NOTHING, *learnt, *[NOTHING] * 4, *_cost(one), *[NOTHING] * 3]
+    time = f"{1:.2f}" if on_it else NOTHING
+    return [*cells, percent(known.gap(scores)), NOTHING, *learnt, *[NOTHING] * 4, *_cost(one), time, *[NOTHING] * 3]
 
 
 def _nats(known: Baseline, scores: Scores) -> list[str]:
@@ -188,6 +190,12 @@ def _cost(one: MapResult) -> list[str]:
     return [quantity(cost["parameters"]), quantity(cost["bytes"]), percent(one.share)]
 
 
+def _time(group: Seeds) -> str:
+    """The time to map in its base's, as measured after each training."""
+    known = all("map_seconds_ratio" in one.data["training"] for one in group.maps)
+    return f"{group.mean('map_seconds_ratio'):.2f}" if known else NOTHING
+
+
 def _training(group: Seeds) -> list[str]:
     return [f"{group.mean(key):,.0f}" for key in ("steps", "best_step", "seconds")]
 
@@ -201,8 +209,8 @@ def _said(pair: PairResults, best: MapResult, shared: Shared) -> str:
         "nats beside it. KL (nats per token) and cosine of attention outputs: on the held-out rows of the training's "
         "own text. Δ: against the base of each row, and against the best closed form on these very items (of "
         f"{len(pair.maps)}: `{shared.rest(best)}`); paired t over documents of every item's mean over seeds, corrected "
-        "for all rows (Holm). Prefill share: FLOPs per token of the target's prefill. Steps, best step and seconds: "
-        "means over seeds."
+        "for all rows (Holm). Prefill share: FLOPs per token of the target's prefill. Time to map: in its base's, both "
+        "measured in turns in one process after the training. Steps, best step and seconds: means over seeds."
     )
 
 

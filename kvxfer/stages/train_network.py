@@ -22,11 +22,12 @@ from kvxfer.runs import RECORD, Run, open_run, read_json, run_id, work_directory
 from kvxfer.stages.settings import TrainSettings, label
 from kvxfer.stages.solver_settings import Training
 from kvxfer.stages.train import HEATMAP, SELECTION, named_map, train, train_id
-from kvxfer.stages.trained_records import diagnostics, log_trained
+from kvxfer.stages.trained_records import diagnostics, log_trained, time_to_map
 
 log = logging.getLogger("kvxfer")
 
 CHECKPOINT = "best.ckpt"
+_TIMED_ROWS = 8
 _CALIBRATED = ("pair", "longest_context", "calibration", "calibrated_on", "kept_tokens", "weights")
 _FROM_BASE = (*_CALIBRATED, "chosen", "candidates")
 """What holds of a trained map because it holds of its base."""
@@ -213,7 +214,9 @@ def _train(settings: TrainSettings, run: Run, base: Base, out: RunLogger) -> Non
     saved = CacheMap(trained.layers, manifest, random, trained.trunks).save(run.work)
     layers = diagnostics(saved, record)
     write_json(run.work / DIAGNOSTICS, {"layers": layers, "curves": {}})
-    write_json(run.work / TRAINING_RECORD, record)
+    # Beside the artifact, whose hash knows no seconds.
+    timed = time_to_map(pair, base.map, saved, rows.held_out.tokens[:_TIMED_ROWS])
+    write_json(run.work / TRAINING_RECORD, {**record, "map_seconds": timed})
     if (base.directory / SELECTION).is_file():
         shutil.copyfile(base.directory / SELECTION, run.work / SELECTION)
         r2_heatmap(read_json(run.work / SELECTION), run.work / HEATMAP)
@@ -221,4 +224,4 @@ def _train(settings: TrainSettings, run: Run, base: Base, out: RunLogger) -> Non
     for file in run.work.rglob("*.ckpt"):
         if file.name != CHECKPOINT:
             file.unlink()
-    log_trained(out, run, saved, layers)
+    log_trained(out, run, saved, layers, timed["ratio"])

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import logging
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jaxtyping import Int
+from torch import Tensor
+
+from kvxfer.apply import Mapper
+from kvxfer.extras import read_source
 from kvxfer.features import KINDS
 from kvxfer.loggers import RunLogger
 from kvxfer.maps import MANIFEST, TENSORS, CacheMap
+from kvxfer.pairs import Pair
 from kvxfer.runs import Run
+from kvxfer.timing import Stopwatch
 
 log = logging.getLogger("kvxfer")
 
 Record = Mapping[str, Any]
+
+_ROUNDS = 9
 
 
 def diagnostics(trained: CacheMap, record: Record) -> list[dict[str, Any]]:
@@ -46,10 +56,32 @@ def diagnostics(trained: CacheMap, record: Record) -> list[dict[str, Any]]:
     return found
 
 
-def log_trained(out: RunLogger, run: Run, trained: CacheMap, layers: Sequence[Record]) -> None:
-    """Log what a closed form's fit logs too; the training has logged its own numbers."""
+def time_to_map(pair: Pair, base: CacheMap, trained: CacheMap, ids: Int[Tensor, "rows tokens"]) -> dict[str, Any]:
+    """Seconds in which a map and its base map some rows at once: both in every round, after one that does not count.
+
+    Returns:
+        ``tokens`` that are mapped, ``base`` and ``trained`` (median seconds), and ``ratio``, the median of the rounds'.
+    """
+    device = pair.target.device
+    watch, ids = Stopwatch(device), ids.to(device)
+    mappers = [Mapper(each, device, pair=pair) for each in (base, trained)]
+    content = pair.content("source", read_source(pair, ids, mappers[0].extras))
+    rounds = [[watch.of(lambda: mapper.map(content, ids)) for mapper in mappers] for _ in range(1 + _ROUNDS)][1:]  # noqa: B023
+    medians = [statistics.median(each) for each in zip(*rounds, strict=True)]
+    ratio = statistics.median(own / before for before, own in rounds)
+    return {"tokens": ids.numel(), "base": medians[0], "trained": medians[1], "ratio": ratio}
+
+
+def log_trained(out: RunLogger, run: Run, trained: CacheMap, layers: Sequence[Record], ratio: float) -> None:
+    """Log what a closed form's fit logs too; the training has logged its own numbers.
+
+    Args:
+        ratio: of the time to map to its base's.
+    """
     costs = ("parameters", "flops_per_token", "bytes_read_per_token", "bytes_written_per_token")
     summary: dict[str, Any] = {f"fit/{cost}": getattr(trained, cost) for cost in costs}
+    summary["fit/map_seconds_ratio"] = ratio
+    log.info("time to map: %.2f times the base's", ratio)
     for kind in KINDS:
         own = [row for row in layers if row["kind"] == kind]
         for suffix in ("", "_base"):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kvxfer.errors import KvxferError
+from kvxfer.evals.wording import condition_name
 from kvxfer.reports import page
 from kvxfer.reports.data import MapResult, Scores, load_results
 from kvxfer.reports.tables import maps_table
@@ -33,7 +34,13 @@ def make_trained(level: float, number: int, spec: Trained, seed: int = 0, **trai
     one["settings"]["solver"] |= {"base": "ridge", **own}
     measured = {"kl": level - 1, "cosine": 0.9, "attention_score": 0.8}
     base = {"kl": 0.5, "cosine": 0.7, "attention_score": 0.6}
-    training = {"steps": 900 + seed, "best_step": 800, "seconds": 60.0, "corpus": {"name": "toy"}}
+    training = {
+        "steps": 900 + seed,
+        "best_step": 800,
+        "seconds": 60.0,
+        "map_seconds_ratio": 1.5 + seed,
+        "corpus": {"name": "toy"},
+    }
     return {
         **one,
         "trainer": TrainerSpec(**trainer, seed=seed).identity(),
@@ -63,8 +70,9 @@ def test_seeds_are_one_row_that_is_tested_against_base_and_best(tmp_path: Path) 
     pair = load_results(write(tmp_path, collected([*closed(), *trained()])))["toy/trained"]
     lines = trained_table(pair)
     rows = cells(lines)
-    assert ("own prefill" in rows[0]["Map"], "Source" in rows[-1]["Map"]) == (True, True)
-    assert [row["Map"] for row in rows[1:-1]] == [
+    known = {"ceiling": rows[0], "source": rows[5], "raw_copy": rows[6], "floor": rows[7]}
+    assert {row["Map"] for row in known.values()} == {f"**{condition_name(name, short=True)}**" for name in known}
+    assert [row["Map"] for row in rows[1:5]] == [
         "`solver=residual solver.hidden=32`",
         "`solver=ridge features=both` (best closed form)",
         "`solver=ridge features=same` (base)",
@@ -84,6 +92,7 @@ def test_seeds_are_one_row_that_is_tested_against_base_and_best(tmp_path: Path) 
     assert mlp["Of what the best closed form leaves"] == f"{MINUS}60.0 %"
     assert (base["KL"], best["KL"]) == ("0.500", "–")
     assert {row["Bytes"] for row in rows[1:5]} == {"4 k"}
+    assert [row["Time to map"] for row in rows] == ["–", "2.00", "–", "1.00", "1.50", "–", "–", "–"]
 
 
 def test_files_with_trained_maps_leave_the_pairs_tables_alone(tmp_path: Path) -> None:

@@ -53,6 +53,11 @@ def test_a_trained_solver_gives_a_map_that_is_evaluated_and_collected(
     assert found["training"]["steps"] == 2
     assert found["training"]["corpus"]["rows"]["training"] == 4
     assert found["training"]["held_out"]["base"]["kl"] >= 0
+    timed = json.loads((path / "training.json").read_text())["map_seconds"]
+    assert timed["tokens"] == 4 * 48
+    assert min(timed["base"], timed["trained"], found["training"]["map_seconds_ratio"]) > 0
+    # Another run of the same question takes another time and must give the same artifact.
+    assert "seconds" not in (path / "manifest.json").read_text()
     assert found["cost"]["bytes"] == trained.bytes
     assert found["r2_held_out"]["keys"] == pytest.approx(
         sum(row["r2_held_out"] for row in layers(path) if row["kind"] == "keys") / 3, abs=1e-5
