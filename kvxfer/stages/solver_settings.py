@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from functools import reduce
 from typing import Any
 
@@ -36,10 +36,8 @@ class Training:
         # A base that was trained itself has keys of its training, which are no settings of this map.
         solver = {key: value for key, value in base["solver"].items() if key not in _OF_TRAINING}
         solver |= {"name": self.spec.name, "base": base["solver"]["name"]}
-        # Which map it is a run's input says; what is not restricted needs no word.
-        own = {key: value for key, value in asdict(self.spec).items() if key != "base_map" and value is not None}
         shared = {key: base[key] for key in ("penalty", "rank", "features")}
-        return {"solver": {**solver, **own}, **shared, "trainer": self.trainer.identity()}
+        return {"solver": {**solver, **self.spec.identity()}, **shared, "trainer": self.trainer.identity()}
 
 
 @dataclass(frozen=True)

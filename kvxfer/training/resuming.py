@@ -7,7 +7,7 @@ import json
 import logging
 import pickle
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +56,8 @@ def question(spec: Trained, trainer: TrainerSpec, base: str, rows: list[str], ex
         rows: digests of the training and validation rows.
     """
     asked = {
-        "solver": [type(spec).__name__, {k: v for k, v in asdict(spec).items() if k not in ("name", "base_map")}],
-        "trainer": {key: value for key, value in trainer.identity().items() if key != "name"},
+        "solver": [type(spec).__name__, {key: value for key, value in spec.identity().items() if key != "name"}],
+        "trainer": trainer.identity(),
         "base": base,
         "rows": rows,
         "exact": exact,

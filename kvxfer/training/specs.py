@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from kvxfer.errors import KvxferError
@@ -14,8 +14,8 @@ ACTIVATIONS = ("relu", "gelu")
 PRECISIONS = ("32-true", "bf16-mixed")
 SCHEDULES = ("cosine", "constant")
 ROWS = ("new", "fit")
-PLACE = ("cache_gib", "devices", "strategy", "accelerator", "ckpt_path")
-"""Settings of a trainer that say where and how it runs: they decide no weights."""
+PLACE = ("name", "cache_gib", "devices", "strategy", "accelerator", "ckpt_path")
+"""An option's name, and settings of a trainer that say where and how it runs: they decide no weights."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,15 @@ class Trained:
                 "solver.carried=true asks the queries of the target's forward over the mapped prefix: "
                 "set solver.queries=continuation"
             )
+        if self.carried and not self.attention:
+            raise KvxferError("solver.carried=true has no effect with solver.attention=0: give attention a weight")
         if self.layers is not None and (not self.layers or min(self.layers) < 0 or not _ascending(self.layers)):
             raise KvxferError(f"solver.layers={list(self.layers)} must be target layers from 0 on, ascending")
+
+    def identity(self) -> dict[str, Any]:
+        """What of it decides the weights, where it is not as if unsaid. Which map the base is a run's input says."""
+        unread = {"base_map"} if self.attention else {"base_map", "queries", "carried"}
+        return {key: value for key, value in asdict(self).items() if key not in unread and value is not None}
 
     @property
     def follows(self) -> bool:

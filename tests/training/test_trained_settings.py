@@ -18,7 +18,7 @@ from kvxfer.schema import SolverConf, TrainerConf
 from kvxfer.solvers import SOLVERS
 from kvxfer.stages.settings import label
 from kvxfer.stages.train import train_id
-from kvxfer.training.specs import TRAINED, TrainerSpec
+from kvxfer.training.specs import QUERIES, TRAINED, TrainerSpec
 
 ROOT = Path(__file__).parents[2]
 
@@ -78,6 +78,14 @@ def test_settings_of_a_training_are_plain_and_told_apart() -> None:
     assert plain.solver_config == settings_of("solver=ridge").solver_config == settings.base().solver_config
 
 
+def test_what_a_training_does_not_read_is_no_part_of_its_question() -> None:
+    """Nobody's queries are asked at a weight of 0, and another option's name gives the same weights."""
+    for unread in ("solver.queries=prefix", "trainer.name=other"):
+        assert settings_of("solver=mlp", unread).solver_config == settings_of("solver=mlp").solver_config
+    asked = [settings_of("solver=mlp", "solver.attention=1", f"solver.queries={q}").solver_config for q in QUERIES]
+    assert len({json.dumps(each) for each in asked}) == len(QUERIES)
+
+
 def test_a_base_brings_what_it_needs() -> None:
     auto = settings_of("solver=residual", "solver.base=auto")
     assert (auto.calibration.probe_rows, auto.calibration.weights) == (16, "attention")
@@ -94,6 +102,7 @@ def test_a_base_brings_what_it_needs() -> None:
         ("solver=residual solver.depth=3", "solver.depth=3 has no effect with solver=residual"),
         ("solver=corrected solver.choose=one", "solver.choose=one has no effect with solver.base=ridge"),
         ("solver=residual solver.base=mlp", "solver.base='mlp' is none of ridge, head_local, weighted, auto"),
+        ("solver=mlp solver.carried=true", "solver.carried=true has no effect with solver.attention=0"),
         ("solver=mlp solver.mse=0", "solver.attention, solver.kl and solver.mse are all 0"),
         ("solver=residual trainer.lr=soon", "trainer.lr=soon must be above 0, or auto"),
         ("solver=residual trainer.cache_gib=nan", "trainer.cache_gib=nan must be 0 or more"),
