@@ -122,8 +122,14 @@ def test_a_number_that_is_not_finite_stops_it(
     assert torch.load(last, weights_only=True)["global_step"] == 2
 
 
-def test_a_learning_rate_that_is_found(tiny_pair: Pair, tmp_path: Path) -> None:
+def test_a_learning_rate_that_is_found(
+    tiny_pair: Pair, tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     found = fit(tiny_pair, tmp_path, lr="auto", max_steps=1)
+    # No bar where there is no terminal.
+    assert capfd.readouterr() == ("", "")
+    assert any("trainer.lr=auto: 20 steps" in message for message in caplog.messages)
     kept = json.loads((tmp_path / "lr.json").read_text())
     assert 1e-6 < found.record["lr"] == kept["lr"] < 0.3
     assert not list(tmp_path.glob(".lr_find*"))
