@@ -56,4 +56,4 @@ def progress(title: str, total: int, unit: str, done: int = 0) -> Iterator[Calla
             log.info("%s: %.0f %% (%s %s/s, %.0f s left)", title, 100 * position / total, f"{rate:,.0f}", unit, left)
 
     yield advance
-    log.info("%s: done, %s %s in %.1f s", title, f"{total - done:,}", unit, time.monotonic() - started)
+    log.info("%s: done, %s %s in %.1f s", title, f"{position - done:,}", unit, time.monotonic() - started)

@@ -104,6 +104,11 @@ class ActivationStore:
         """How many rows are in memory."""
         return len(self._kept)
 
+    def forget(self) -> None:
+        """Keep nothing: what is asked for again is read again."""
+        self._kept.clear()
+        self.used = 0
+
     def batch(self, rows: Sequence[int]) -> Activations:
         """Some rows, in this order.
 

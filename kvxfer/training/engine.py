@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import warnings
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.strategies.launchers.multiprocessing import _MultiProcessingLauncher
+from lightning.pytorch.tuner import lr_finder
 from lightning.pytorch.tuner.tuning import Tuner
 
 from kvxfer.errors import KvxferError
@@ -22,6 +24,8 @@ from kvxfer.training.data import Data
 from kvxfer.training.module import TrainedModule
 from kvxfer.training.resuming import PlainFiles
 from kvxfer.training.specs import TrainerSpec
+
+log = logging.getLogger("kvxfer")
 
 _FINDER_STEPS, _FEWEST_FINDER_STEPS = 100, 20
 FINDER_RATES = (1e-6, 0.3)
@@ -92,18 +96,27 @@ def find_rate(module: TrainedModule, data: Data, spec: TrainerSpec, work: Path) 
     steps = min(_FINDER_STEPS, max(spec.max_steps, _FEWEST_FINDER_STEPS))
     # A look at the validation rows would tell it nothing.
     engine = make_trainer(spec, module.device, work, [], enable_checkpointing=False, val_check_interval=steps + 1)
-    found = Tuner(engine).lr_find(
-        module,
-        datamodule=data,
-        min_lr=low,
-        max_lr=high,
-        num_training=steps,
-        update_attr=False,
-    )
+    log.info("trainer.lr=auto: %d steps from a learning rate of %g up to %g, to choose one", steps, low, high)
+    with _without_bar():
+        found = Tuner(engine).lr_find(
+            module, datamodule=data, min_lr=low, max_lr=high, num_training=steps, update_attr=False
+        )
     suggested = None if found is None else found.suggestion()
     if suggested is None:
         raise KvxferError("trainer.lr=auto: the finder suggests no learning rate on these rows; set trainer.lr")
     return float(suggested)
+
+
+@contextmanager
+def _without_bar() -> Iterator[None]:
+    """The finder has a bar of its own, drawn where there is no terminal too, and no setting that does without."""
+    module: Any = lr_finder
+    bar = module.tqdm
+    module.tqdm = functools.partial(bar, disable=True)
+    try:
+        yield
+    finally:
+        module.tqdm = bar
 
 
 def move(pair: Pair, device: torch.device) -> None:

@@ -145,6 +145,9 @@ class _Fitting:
         network.zero_grad()
         best_step = found.step
         del engine, module, found
+        # The held-out rows share trainer.cache_gib with no others.
+        self.stores.training.forget()
+        self.stores.validation.forget()
         return self._finish(network, recorder, {"lr": lr, "base_val_kl": base_kl, "best_step": best_step}, first)
 
     def _store(self, rows: Rows, cache_gib: float, logits: bool) -> ActivationStore:

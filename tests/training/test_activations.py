@@ -93,6 +93,11 @@ def test_rows_that_come_first_are_kept_until_the_memory_is_full(pair: Pair) -> N
     assert sorted(small._kept) == [0, 3]
     assert small.used == 2 * one <= small.limit
     assert len(small) == 5
+    before = small.batch([0])
+    small.forget()
+    assert (small.kept, small.used) == (0, 0)
+    assert same(small.batch([0]), before)
+    assert small.kept == 1
 
 
 def test_what_is_read_in_inference_mode_serves_a_step_with_gradients(pair: Pair) -> None:

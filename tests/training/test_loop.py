@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from kvxfer.errors import KvxferError
 from kvxfer.evals.content import MappedErrors, mapped_content
 from kvxfer.kv import KV
 from kvxfer.pairs import Pair
+from kvxfer.training.activations import ActivationStore
 from kvxfer.training.module import culprit
 from kvxfer.training.networks import Network
 from kvxfer.training.objective import Losses
@@ -62,6 +64,28 @@ def test_what_a_training_leaves_behind(
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["best.ckpt", "last.ckpt"]
     state = torch.load(tmp_path / "checkpoints" / "best.ckpt", weights_only=True)["state_dict"]
     assert all(name.startswith("network.parts.") for name in state)
+
+
+def test_no_more_is_kept_than_the_cache_holds(tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not while the held-out rows are read either, when training and validation rows are done with."""
+    stores: list[ActivationStore] = []
+    make, read, most = ActivationStore.__init__, ActivationStore.batch, 0
+
+    def made(self: ActivationStore, *given: Any, **named: Any) -> None:
+        make(self, *given, **named)
+        stores.append(self)
+
+    def batch(self: ActivationStore, rows: Sequence[int]) -> Any:
+        nonlocal most
+        found = read(self, rows)
+        most = max(most, sum(store.used for store in stores))
+        return found
+
+    monkeypatch.setattr(ActivationStore, "__init__", made)
+    monkeypatch.setattr(ActivationStore, "batch", batch)
+    fit(tiny_pair, tmp_path, cache_gib=8e-4, max_steps=2)
+    assert len(stores) == 3
+    assert 0.5 * 8e-4 * 2**30 < most <= 8e-4 * 2**30
 
 
 def test_held_out_numbers_are_those_of_the_map_as_it_is_served(tiny_pair: Pair, tmp_path: Path) -> None:
@@ -122,8 +146,14 @@ def test_a_number_that_is_not_finite_stops_it(
     assert torch.load(last, weights_only=True)["global_step"] == 2
 
 
-def test_a_learning_rate_that_is_found(tiny_pair: Pair, tmp_path: Path) -> None:
+def test_a_learning_rate_that_is_found(
+    tiny_pair: Pair, tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     found = fit(tiny_pair, tmp_path, lr="auto", max_steps=1)
+    # No bar where there is no terminal.
+    assert capfd.readouterr() == ("", "")
+    assert any("trainer.lr=auto: 20 steps" in message for message in caplog.messages)
     kept = json.loads((tmp_path / "lr.json").read_text())
     assert 1e-6 < found.record["lr"] == kept["lr"] < 0.3
     assert not list(tmp_path.glob(".lr_find*"))

@@ -82,7 +82,7 @@ def test_attention_scores_are_those_of_the_probe(family: str, tmp_path: Path) ->
     layout = Layout.of(DESIGNS["same"], [0, 1], 2, 32, 2, {})
     save_probe(pair, batch.ids, layout, EXACT, tmp_path / "probe.safetensors")
     probe = Probe.load(tmp_path / "probe.safetensors")
-    losses = Objective(pair, Trained("any"), EXACT).losses(batch, content, SPLIT)
+    losses = Objective(pair, Trained("any", queries="prefix"), EXACT).losses(batch, content, SPLIT)
     assert losses.attention is not None
     found = measured(pair, batch, content)
     for layer in range(2):

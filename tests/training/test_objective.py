@@ -19,7 +19,7 @@ from kvxfer.training.specs import Trained
 
 EXACT, SPLIT, TOKENS = 3, 14, 24
 TERMS: dict[str, dict[str, Any]] = {
-    "prefix": {},
+    "prefix": {"queries": "prefix"},
     "continuation": {"queries": "continuation"},
     "both": {"queries": "both"},
     "carried": {"queries": "continuation", "carried": True},
