@@ -148,7 +148,7 @@ class TrainerConf:
     rows: str = "new"
     max_steps: int = 1000
     batch_size: int = 8
-    lr: Number = 1e-3
+    lr: Optional[Number] = None  # noqa: UP045  (as above)
     weight_decay: float = 0.0
     warmup_steps: int = 50
     schedule: str = "cosine"

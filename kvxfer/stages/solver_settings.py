@@ -95,7 +95,8 @@ def solver_of(conf: Any) -> Asked:
     }
     if spec is None:
         return Asked(solver, config, None)
-    training = Training(spec, TrainerSpec(**vars(conf.trainer)), config)
+    rate = spec.lr if conf.trainer.lr is None else conf.trainer.lr
+    training = Training(spec, TrainerSpec(**{**vars(conf.trainer), "lr": rate}), config)
     return Asked(solver, training.config_on(config), training)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, ClassVar
 
 from kvxfer.errors import KvxferError
 
@@ -48,6 +48,9 @@ class Trained:
     mse: float = 0.0
     queries: str = "continuation"
     carried: bool = False
+
+    lr: ClassVar[float] = 1e-3
+    """The peak learning rate where the trainer is given none."""
 
     def __post_init__(self) -> None:
         for key in ("attention", "kl", "mse"):
@@ -128,6 +131,9 @@ class Corrected(Trained):
     """
 
     delta_rank: int | None = None
+
+    # A change is measured in units of the columns' number to the power of -1/2, and starts from a good map.
+    lr: ClassVar[float] = 1e-2
 
     def __post_init__(self) -> None:
         super().__post_init__()
