@@ -150,12 +150,16 @@ class MapResult:
         found += [
             f"trainer.{key}={json.dumps(value)}"
             for key, value in self.data.get("trainer", {}).items()
-            if key not in _NOT_ASKED and value != getattr(TrainerSpec, key)
+            if key not in _NOT_ASKED and value != self._usual_trainer(key)
         ]
         found += [
             f"calibration.{key}={json.dumps(value)}" for key, value in self.data["calibration"]["settings"].items()
         ]
         return " ".join(part.replace('"', "") for part in found)
+
+    def _usual_trainer(self, key: str) -> Any:
+        """The value of a trainer's key that goes without saying."""
+        return TRAINED[self.name("solver")].lr if key == "lr" else getattr(TrainerSpec, key)
 
     @property
     def _unsaid(self) -> dict[str, Any]:

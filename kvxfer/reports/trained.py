@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from jaxtyping import Float
 
 from kvxfer.errors import KvxferError
+from kvxfer.evals.intervals import paired_difference
 from kvxfer.evals.markdown import table
 from kvxfer.evals.statistics import MOST_NATS
-from kvxfer.evals.tables import NOTHING, number, p_value, percent, perplexity, quantity
+from kvxfer.evals.tables import NOTHING, number, p_value, percent, perplexity, points, quantity
 from kvxfer.evals.wording import condition_name
 from kvxfer.reports.comparing import Difference, difference, holm
 from kvxfer.reports.data import Baseline, Json, MapResult, PairResults, Scores
@@ -34,6 +36,12 @@ class Seeds:
     def scores(self) -> Scores:
         """Every item's mean over the seeds; answers are not averaged."""
         return Scores(np.mean([one.scores.nats for one in self.maps], axis=0), None)
+
+    @property
+    def right(self) -> Float[np.ndarray, " items"] | None:
+        """Of every item, the share of seeds that answer it right."""
+        answers = [one.scores.correct for one in self.maps if one.scores.correct is not None]
+        return np.mean(answers, axis=0) if answers else None
 
     @property
     def accuracy(self) -> float | None:
@@ -60,10 +68,11 @@ def trained_table(pair: PairResults) -> list[str]:
     against = [difference(group.scores, bases[id(group)].scores, known) for group in groups]
     to_best = [difference(group.scores, best.scores, known) for group in groups]
     corrected, to_best_corrected = (holm([each.p for each in tests]) for tests in (against, to_best))
+    answers = _answers(groups, [bases[id(group)] for group in groups], known)
     lines: list[tuple[float, list[str]]] = []
     for n, group in enumerate(groups):
         cells = [f"`{shared.rest(group.first)}`", *_quality(pair, group, best)]
-        cells += [*_tested(against[n], corrected[n]), *_tested(to_best[n], to_best_corrected[n])]
+        cells += [*_tested(against[n], corrected[n]), *answers[n], *_tested(to_best[n], to_best_corrected[n])]
         lines.append((known.per_token(group.scores), [*cells, *_cost(group.first), _time(group), *_training(group)]))
     closed = {one.data["map"]: one for one in [*(bases[id(group)] for group in groups), best] if not one.trained}
     for one in closed.values():
@@ -85,6 +94,8 @@ HEADER = (
         "KL",
         "Cosine",
         "Δ nats to base",
+        "p (Holm)",
+        "Δ accuracy to base",
         "p (Holm)",
         "Δ nats to best",
         "p (Holm)",
@@ -173,7 +184,7 @@ def _closed(pair: PairResults, one: MapResult, groups: Sequence[Seeds]) -> list[
     on_it = [group for group in groups if group.first.data["base"]["sha256"] == one.data["map"]]
     learnt = [number(on_it[0].mean("held_out", "base", key)) if on_it else NOTHING for key in ("kl", "cosine")]
     time = f"{1:.2f}" if on_it else NOTHING
-    return [*cells, percent(known.gap(scores)), NOTHING, *learnt, *[NOTHING] * 4, *_cost(one), time, *[NOTHING] * 3]
+    return [*cells, percent(known.gap(scores)), NOTHING, *learnt, *[NOTHING] * 6, *_cost(one), time, *[NOTHING] * 3]
 
 
 def _nats(known: Baseline, scores: Scores) -> list[str]:
@@ -183,6 +194,17 @@ def _nats(known: Baseline, scores: Scores) -> list[str]:
 
 def _tested(found: Difference, corrected: float) -> list[str]:
     return [number(found.nats, sign=True), p_value(corrected)]
+
+
+def _answers(groups: Sequence[Seeds], bases: Sequence[MapResult], known: Baseline) -> list[list[str]]:
+    """Each row's difference to its base in accuracy, tested over documents: a share of seeds is no yes or no."""
+    found = []
+    for group, base in zip(groups, bases, strict=True):
+        if group.right is None or base.scores.correct is None:
+            return [[NOTHING] * 2 for _ in groups]
+        found.append(paired_difference(group.right, base.scores.correct, known.documents))
+    corrected = holm([each["t_p"] for each in found])
+    return [[points(each["difference"]), p_value(p)] for each, p in zip(found, corrected, strict=True)]
 
 
 def _cost(one: MapResult) -> list[str]:
@@ -208,8 +230,9 @@ def _said(pair: PairResults, best: MapResult, shared: Shared) -> str:
         f"no map has seen. All have `{' '.join(shared.by_all)}`{own}. A row is the mean over its seeds, each seed's "
         "nats beside it. KL (nats per token) and cosine of attention outputs: on the held-out rows of the training's "
         "own text. Δ: against the base of each row, and against the best closed form on these very items (of "
-        f"{len(pair.maps)}: `{shared.rest(best)}`); paired t over documents of every item's mean over seeds, corrected "
-        "for all rows (Holm). Prefill share: FLOPs per token of the target's prefill. Time to map: in its base's, both "
+        f"{len(pair.maps)}: `{shared.rest(best)}`); paired t over documents of every item's mean over seeds, "
+        "of nats and of right answers, corrected for all rows (Holm). "
+        "Prefill share: FLOPs per token of the target's prefill. Time to map: in its base's, both "
         "measured in turns in one process after the training. Steps, best step and seconds: means over seeds."
     )
 

@@ -6,9 +6,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from kvxfer.errors import KvxferError
+from kvxfer.evals.intervals import paired_difference
+from kvxfer.evals.tables import p_value, points
 from kvxfer.evals.wording import condition_name
 from kvxfer.reports import page
 from kvxfer.reports.data import MapResult, Scores, load_results
@@ -62,7 +65,7 @@ def trained() -> list[dict[str, Any]]:
 def cells(lines: list[str]) -> list[dict[str, str]]:
     rows = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines if line.startswith("|")]
     assert rows[0] == list(HEADER)
-    # p (Holm) is there twice; the last one wins.
+    # p (Holm) is there thrice; the last one wins.
     return [dict(zip(HEADER, row, strict=True)) for row in rows[2:]]
 
 
@@ -87,6 +90,7 @@ def test_seeds_are_one_row_that_is_tested_against_base_and_best(tmp_path: Path) 
     # Between source (2.0) and ceiling (1.0), and of the half that the best closed form leaves.
     assert residual["Gap recovered (nats)"] == "75.0 %"
     assert residual["Of what the best closed form leaves"] == "50.0 %"
+    assert residual["Δ accuracy to base"].endswith(" pp")
     assert (residual["KL"], residual["Steps"]) == ("0.250", "900")
     assert mlp["Δ nats to base"] == "+0.200"
     assert mlp["Of what the best closed form leaves"] == f"{MINUS}60.0 %"
@@ -147,3 +151,16 @@ def test_a_command_names_only_what_its_option_has_otherwise(solver: str, tmp_pat
     said = MapResult(one, Scores.read(one["scores"])).overrides.split()
     assert [part for part in said if part.startswith(("solver.", "trainer."))] == ["solver.k=3", *given]
     assert settings_of("train", tmp_path, *said).solver_config == config
+
+
+def test_accuracy_is_tested_on_the_share_of_seeds_that_are_right(tmp_path: Path) -> None:
+    pair = load_results(write(tmp_path, collected([*closed(), *trained()[:2]])))["toy/trained"]
+    (group,) = grouped(pair.trained)
+    base = next(one for one in pair.maps if one.data["map"] == BASE).scores.correct
+    right = [one.scores.correct for one in group.maps]
+    assert base is not None
+    found = paired_difference(np.mean(right, axis=0), base, pair.baseline.documents)
+    row = next(line for line in trained_table(pair) if "solver=residual" in line)
+    cells = [cell.strip() for cell in row.strip("| ").split(" | ")]
+    place = HEADER.index("Δ accuracy to base")
+    assert cells[place : place + 2] == [points(found["difference"]), p_value(found["t_p"])]
