@@ -168,7 +168,9 @@ def _quality(pair: PairResults, group: Seeds, best: MapResult) -> list[str]:
     seeds = ", ".join(str(one.data["trainer"]["seed"]) for one in group.maps)
     cells = [seeds, percent(group.accuracy), *_nats(known, scores), each, percent(known.gap(scores))]
     learnt = [number(group.mean("held_out", "trained", key)) for key in ("kl", "cosine")]
-    return [*cells, percent(rest_recovered(known, scores, best.scores)), *learnt]
+    rest = rest_recovered(known, scores, best.scores)
+    # What a map loses beyond that is told by its nats; the best may leave next to nothing.
+    return [*cells, percent(rest) if rest is None or rest >= -1 else f"below {percent(-1.0)}", *learnt]
 
 
 def rest_recovered(known: Baseline, scores: Scores, best: Scores) -> float | None:
