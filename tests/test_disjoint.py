@@ -253,6 +253,7 @@ def test_no_evaluation_names_another_split() -> None:
                 given = [*node.args[place : place + 1], *(k.value for k in node.keywords if k.arg == "split")]
                 found.setdefault(file.relative_to(PACKAGE).as_posix(), []).append([ast.unparse(one) for one in given])
     assert found.pop("stages/calibrate.py") == [["split"], ["split"]]
+    assert found.pop("stages/train_network.py") == [["text"], ["split"]]
     assert found
     assert {split for calls in found.values() for call in calls for split in call} == {"'evaluation'"}
     assert all(len(call) == 1 for calls in found.values() for call in calls)

@@ -40,9 +40,16 @@ def test_every_field_is_a_key_and_every_key_a_field() -> None:
             written |= set(text)
             file = text["defaults"][0]
         assert written == {*wanted, "base", "defaults"}
-    trainer = {item.name: item.default for item in fields(TrainerSpec)}
+    # Which learning rate is a solver's own, the solver says.
+    trainer = {item.name: item.default for item in fields(TrainerSpec)} | {"lr": None}
     assert yaml.safe_load((config_directory() / "trainer" / "default.yaml").read_text()) == trainer
     assert {item.name for item in fields(TrainerConf)} == set(trainer)
+
+
+def test_a_solver_has_a_learning_rate_of_its_own() -> None:
+    rates = {name: settings_of(f"solver={name}").training.trainer.lr for name in TRAINED}
+    assert rates == {"residual": 1e-3, "mlp": 1e-3, "mlp_small": 1e-3, "corrected": 1e-2}
+    assert settings_of("solver=corrected", "trainer.lr=0.001").training.trainer.lr == 1e-3
 
 
 @pytest.mark.parametrize("solver", ["ridge", "auto"])
