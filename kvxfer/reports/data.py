@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from kvxfer.collect import SCHEMA
+from kvxfer.corpus import RowCounts
 from kvxfer.errors import KvxferError
 from kvxfer.evals.intervals import gap_recovered, gap_recovered_nats
 from kvxfer.training.specs import TRAINED, TrainerSpec
@@ -152,6 +153,8 @@ class MapResult:
             for key, value in self.data.get("trainer", {}).items()
             if key not in _NOT_ASKED and value != self._usual_trainer(key)
         ]
+        if self.trained and (rows := self.data["training"]["corpus"]["rows"]["training"]) != RowCounts.training:
+            found.append(f"corpus.rows.training={rows}")
         found += [
             f"calibration.{key}={json.dumps(value)}" for key, value in self.data["calibration"]["settings"].items()
         ]

@@ -30,7 +30,9 @@ def closed() -> list[dict[str, Any]]:
     return [{**make_map(1.6, 0), "map": BASE}, {**make_map(1.5, 1, features="both", share=0.2), "map": BEST}]
 
 
-def make_trained(level: float, number: int, spec: Trained, seed: int = 0, **trainer: Any) -> dict[str, Any]:
+def make_trained(
+    level: float, number: int, spec: Trained, seed: int = 0, rows: int = 512, **trainer: Any
+) -> dict[str, Any]:
     """A trained map on the base of ``closed``, as it is collected."""
     one = make_map(level, number)
     own = {key: value for key, value in asdict(spec).items() if value is not None}
@@ -42,7 +44,7 @@ def make_trained(level: float, number: int, spec: Trained, seed: int = 0, **trai
         "best_step": 800,
         "seconds": 60.0,
         "map_seconds_ratio": 1.5 + seed,
-        "corpus": {"name": "toy"},
+        "corpus": {"name": "toy", "rows": {"fit": 64, "training": rows}},
     }
     return {
         **one,
@@ -136,10 +138,13 @@ def test_seeds_are_together_and_other_settings_apart() -> None:
         make_trained(1.2, 2, residual, lr=0.01),
         make_trained(1.2, 3, Corrected("corrected")),
         {**make_trained(1.2, 4, residual), "base": {"run": "t001", "sha256": BEST}},
+        make_trained(1.2, 5, residual, rows=4096),
     ]
     groups = grouped([MapResult(one, Scores.read(one["scores"])) for one in asked])
     seeds = sorted([one.data["trainer"]["seed"] for one in group.maps] for group in groups)
-    assert seeds == [[0], [0], [0], [0, 1]]
+    assert seeds == [[0], [0], [0], [0], [0, 1]]
+    said = [group.first.overrides.split() for group in groups]
+    assert sum("corpus.rows.training=4096" in each for each in said) == 1
 
 
 @pytest.mark.parametrize("solver", ["residual", "mlp", "mlp_small", "corrected"])
