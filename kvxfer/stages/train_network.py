@@ -23,6 +23,7 @@ from kvxfer.stages.settings import TrainSettings, label
 from kvxfer.stages.solver_settings import Training
 from kvxfer.stages.train import HEATMAP, SELECTION, named_map, train, train_id
 from kvxfer.stages.trained_records import diagnostics, log_trained, time_to_map
+from kvxfer.training.networks import trained_outputs
 
 log = logging.getLogger("kvxfer")
 
@@ -121,15 +122,10 @@ def _fit_base(settings: TrainSettings) -> Path:
 def _checked(settings: TrainSettings, directory: Path) -> Base:
     """The base, which must be linear and have the layers that are to be trained."""
     base = CacheMap.load(directory)
-    if base.trunks:
-        raise KvxferError(
-            f"solver.base_map={directory}: it is a {base.manifest['solver']['name']} map and the base must be linear: "
-            "name the map of a closed form"
-        )
-    last = max(layer for layer, _ in base.layers)
-    layers = _training(settings).spec.layers
-    if layers is not None and layers[-1] > last:
-        raise KvxferError(f"solver.layers={list(layers)}: the target has layers 0 to {last}")
+    try:
+        trained_outputs(base, _training(settings).spec)
+    except KvxferError as error:
+        raise KvxferError(f"the base {directory}: {error}") from error
     return Base(directory, base)
 
 

@@ -87,11 +87,14 @@ def trained_outputs(base: CacheMap, spec: Trained) -> list[Output]:
         KvxferError: the target has no such layer, or the base is no map of linear layers.
     """
     if base.trunks:
-        raise KvxferError("solver.base_map is a trained map with hidden layers of its own: name one of linear layers")
+        raise KvxferError(
+            f"it is a {base.manifest['solver']['name']} map and the base must be linear: name the map of a closed form "
+            "(solver.base_map)"
+        )
     layers = range(len(base.layers) // len(KINDS))
     chosen = layers if spec.layers is None else spec.layers
-    if beyond := [layer for layer in chosen if layer not in layers]:
-        raise KvxferError(f"solver.layers has {beyond[0]}, but the target's layers are 0 to {layers[-1]}")
+    if any(layer not in layers for layer in chosen):
+        raise KvxferError(f"solver.layers={list(chosen)}: the target has layers 0 to {layers[-1]}")
     return [(layer, kind) for layer in chosen for kind in KINDS]
 
 

@@ -6,6 +6,7 @@ same for every layer; export folds both into the weights.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import torch
@@ -23,7 +24,7 @@ Read = Callable[[Block], Float[Tensor, "batch tokens width"]]
 Exported = tuple[dict[Output, LinearLayer], list[Trunk]]
 
 
-class Part(nn.Module):
+class Part(nn.Module, ABC):
     """What is trained for the outputs that read the same blocks.
 
     Args:
@@ -57,13 +58,13 @@ class Part(nn.Module):
             x = (x - self.mean.float()) * self.deviation.reciprocal().float()
         return self.standard(x) * self.unit[:, None].float()
 
+    @abstractmethod
     def standard(self, x: Float[Tensor, "tokens inputs"]) -> Float[Tensor, "outputs tokens width"]:
         """The same of standardised columns, in units of the outputs' deviations."""
-        raise NotImplementedError
 
+    @abstractmethod
     def export(self, base: dict[Output, LinearLayer]) -> Exported:
         """The part's outputs as parts of a map, where these are the base's layers."""
-        raise NotImplementedError
 
     def _unstandardised(
         self, weight: Float[Tensor, "inputs columns"]

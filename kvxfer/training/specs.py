@@ -162,7 +162,8 @@ class TrainerSpec:
         validate_every: steps between two looks at the validation rows, and between two checkpoints.
         patience: how many looks without a lower validation KL end the training; None: never.
         seed: of the initial weights and the order of rows.
-        cache_gib: memory for the models' activations of training rows; rows beyond it are read again each time.
+        cache_gib: memory for the models' activations, three quarters for training rows and the rest for validation
+            rows; rows beyond it are read again each time.
         devices: how many devices train; ``strategy`` is Lightning's name of how they share the work.
         accelerator: Lightning's; ``auto`` is where the pair is.
         ckpt_path: a checkpoint of this same question to go on from. A run that was killed finds its own.

@@ -141,7 +141,7 @@ def test_only_some_layers(tiny_pair: Pair) -> None:
         layers, trunks = network.export()
         assert all(layers[output] is base.layers[output] for output in layers if output[0] != 1)
         assert {output[0] for trunk in trunks for output in trunk.readouts} <= {1}
-    with pytest.raises(KvxferError, match=r"solver.layers has 3, but the target's layers are 0 to 2"):
+    with pytest.raises(KvxferError, match=r"solver\.layers=\[1, 3\]: the target has layers 0 to 2"):
         trained_outputs(base, Residual("residual", layers=(1, 3)))
 
 
