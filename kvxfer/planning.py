@@ -19,13 +19,16 @@ from kvxfer.token_weights import WEIGHTED_SPLITS
 _DEVICE_SHARE = 0.6
 """Of the free device memory, what the accumulators may take; the rest is for activations."""
 
+_MUCH = 2.0
+"""How many times slower than in float32 a pass is said to be slow."""
+
 
 @dataclass(frozen=True)
 class PassPlan:
     """Bytes, rows and time of a pass; ``home`` is where the accumulators live.
 
     ``weighted_bytes`` are those of all target layers' weighted moments of one split; ``first`` says what a first pass
-    over a few rows chooses, if there is one.
+    over a few rows chooses, if there is one; ``slow`` that the models' dtype is slow here, and what is not.
     """
 
     rows: dict[str, int]
@@ -38,6 +41,7 @@ class PassPlan:
     home: str
     seconds: float
     first: str | None = None
+    slow: str | None = None
 
     @property
     def moment_bytes(self) -> int:
@@ -54,16 +58,15 @@ class PassPlan:
         total = sum(self.rows.values())
         rows = ", ".join(f"{count} {split}" for split, count in self.rows.items())
         weighted = f" and {size(self.weighted_bytes)} weighted" if self.weighted_bytes else ""
-        lines = [
+        return [
             *([f"two passes: {self.first}"] if self.first else []),
             f"rows: {total} of {self.length} tokens ({rows}); {self.kept_tokens:,} tokens kept",
             f"memory: moments {'about ' if self.first else ''}{size(self.moment_bytes)}{weighted} a split on "
             f"{self.home}, working set {size(self.working_bytes)}, on disk {size(self.disk_bytes)}",
+            *([f"probe: {size(self.probe_bytes)} on disk"] if self.probe_bytes else []),
             f"time: about {_duration(self.seconds)}",
+            *([self.slow] if self.slow else []),
         ]
-        if self.probe_bytes:
-            lines.insert(-1, f"probe: {size(self.probe_bytes)} on disk")
-        return lines
 
 
 def plan_pass(
@@ -114,9 +117,21 @@ def plan_pass(
     products = layout.flops_per_token * tokens * everything
     products += sum(p.flops_per_token for p in weighted) * tokens * sum(n for s, n in rows.items() if spec.weighs(s))
     device = pair.source.device
-    seconds = forward / _speed(device, pair.source.dtype) + products / _speed(device, torch.float64)
+    moments = products / _speed(device, torch.float64)
+    seconds = forward / _speed(device, pair.source.dtype) + moments
+    slow = _slow_dtype(pair, seconds, forward / _speed(device, torch.float32) + moments)
     weighted_bytes = sum(part.bytes for part in weighted)
-    return PassPlan(rows, length, tokens * everything, layout, weighted_bytes, working, probe, home, seconds, first)
+    return PassPlan(
+        rows, length, tokens * everything, layout, weighted_bytes, working, probe, home, seconds, first, slow
+    )
+
+
+def _slow_dtype(pair: Pair, seconds: float, in_float32: float) -> str | None:
+    """A hint where a CPU has no instructions for the models' dtype, which then may take many times as long."""
+    if pair.source.device.type != "cpu" or seconds < _MUCH * in_float32:
+        return None
+    name = str(pair.source.dtype).removeprefix("torch.")
+    return f"{name} is slow on this CPU: pair.dtype=float32 would take about {_duration(in_float32)}"
 
 
 def neighbours(pair: Pair, spec: CalibrationSpec, count: int) -> list[list[int]]:
@@ -198,15 +213,15 @@ def _available_bytes() -> int:
 
 
 def _speed(device: torch.device, dtype: torch.dtype) -> float:
-    """FLOPs per second of a small matrix product there: a rough guide, enough for "about"."""
+    """FLOPs per second of a small matrix product there, by a transposed one as a model's layers do: a rough guide."""
     if device.type == "mps" and dtype == torch.float64:
         device = torch.device("cpu")
     size = 512 if device.type == "cpu" else 2048
     a = torch.ones(size, size, dtype=dtype, device=device)
-    a @ a
+    a @ a.mT
     started, count = time.perf_counter(), 0
     while (elapsed := time.perf_counter() - started) < 0.05:
-        float((a @ a)[0, 0])
+        float((a @ a.mT)[0, 0])
         count += 1
     return 2 * size**3 * count / elapsed
 

@@ -187,6 +187,20 @@ def test_the_plan_counts_the_bytes_that_are_there(tiny_pair: Pair, tmp_path: Pat
     assert plan.home == "cpu"
 
 
+@pytest.mark.parametrize(("slower", "said"), [(8.0, True), (1.0, False)])
+def test_a_dtype_that_this_cpu_is_slow_in_is_told(
+    tiny_pair: Pair, slower: float, said: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speed = {torch.float32: 1e3, torch.float64: 1e12, torch.bfloat16: 1e3 / slower}
+    monkeypatch.setattr(planning, "_speed", lambda device, dtype: speed[dtype])
+    monkeypatch.setattr(LoadedModel, "dtype", torch.bfloat16)
+    rows = {split: ROWS.of(split) for split in CALIBRATION_SPLITS}
+    plan = plan_pass(tiny_pair, CalibrationSpec(), rows, LENGTH, 4)
+    hint = "bfloat16 is slow on this CPU: pair.dtype=float32 would take about "
+    assert any(line.startswith(hint) for line in plan.lines()) == said
+    assert sum(line.startswith("time: ") for line in plan.lines()) == 1
+
+
 def test_a_probe_of_exact_tokens_alone_is_refused(tiny_pair: Pair) -> None:
     rows = {split: ROWS.of(split) for split in CALIBRATION_SPLITS}
     with pytest.raises(KvxferError, match=r"calibration\.probe_tokens=4 .*corpus\.skip_first=4"):

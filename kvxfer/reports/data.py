@@ -7,15 +7,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float
 
-from kvxfer.collect import SCHEMA
 from kvxfer.corpus import RowCounts
-from kvxfer.errors import KvxferError
 from kvxfer.evals.intervals import gap_recovered, gap_recovered_nats
 from kvxfer.training.specs import TRAINED, TrainerSpec
 
@@ -196,7 +193,7 @@ class PairResults:
     @cached_property
     def calibrated_alike(self) -> list[MapResult]:
         """The maps of the text that most of them were calibrated on."""
-        usual = _commonest(one.corpus for one in self.maps)
+        usual = commonest(one.corpus for one in self.maps)
         return [one for one in self.maps if one.corpus == usual]
 
     @cached_property
@@ -210,7 +207,7 @@ class PairResults:
 
 def one_each(maps: Sequence[MapResult]) -> dict[tuple[str, ...], MapResult]:
     """For each row the map whose k, method, selection and criterion are those of most maps; others have no row."""
-    usual = {key: _commonest(str(one.dial("solver", key)) for one in maps) for key in ("k", *_DEFAULTS)}
+    usual = {key: commonest(str(one.dial("solver", key)) for one in maps) for key in ("k", *_DEFAULTS)}
     alike = [one for one in maps if all(str(one.dial("solver", key)) == value for key, value in usual.items())]
     found: dict[tuple[str, ...], MapResult] = {}
     for one in sorted(alike, key=MapResult.settings_without):
@@ -218,62 +215,7 @@ def one_each(maps: Sequence[MapResult]) -> dict[tuple[str, ...], MapResult]:
     return found
 
 
-def _commonest(values: Iterable[str]) -> str:
+def commonest(values: Iterable[str]) -> str:
     """The commonest of some texts; of equally common ones the first in the alphabet."""
     counts = Counter(values)
     return min(counts, key=lambda text: (-counts[text], text), default="")
-
-
-def load_results(folder: Path) -> dict[str, PairResults]:
-    """Every pair of the committed JSON files of a folder.
-
-    Raises:
-        KvxferError: there is none, or one is not what ``kvxfer.collect`` writes.
-    """
-    files = sorted(folder.glob("*.json"))
-    if not files:
-        raise KvxferError(f"no JSON in {folder}: write some with python -m kvxfer.collect outputs {folder}/<pair>.json")
-    found: dict[tuple[str, str, str], tuple[dict[str, Baseline], dict[str, MapResult]]] = {}
-    for file in files:
-        try:
-            data = json.loads(file.read_text(encoding="utf-8"))
-            if data["schema"] != SCHEMA:
-                raise KvxferError(f"{file}: schema {data['schema']} is not {SCHEMA}: collect it again")
-            # Trained maps are compared with the closed forms of their own file, which the pair's tables leave alone.
-            kind = "/trained" if any("trainer" in one for one in data["maps"]) else ""
-            for key, value in data["baselines"].items():
-                baselines, maps = found.setdefault((data["pair"]["name"], _asked(value), kind), ({}, {}))
-                baselines[key] = _baseline(key, value)
-                own = (one for one in data["maps"] if one["runs"]["baseline"] == key)
-                maps |= {one["runs"]["evaluate"]: MapResult(one, Scores.read(one["scores"])) for one in own}
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise KvxferError(f"{file} is no collected result ({error}): write it with kvxfer.collect") from error
-    named = {}
-    for pair, asked, kind in sorted(found):
-        # What most of a pair's maps were asked goes without saying.
-        _, usual = max((len(found[key][1]), key[1]) for key in found if (key[0], key[2]) == (pair, kind))
-        name = (pair if asked == usual else f"{pair}/{asked}") + kind
-        named[name] = _pair(name, *found[pair, asked, kind])
-    return dict(sorted(named.items()))
-
-
-def _asked(baseline: Json) -> str:
-    """The text of an evaluation, or ``questions`` if it was only which text follows."""
-    config = baseline["config"]
-    only = config["eval"].get("choices") and not config["eval"].get("score_rest")
-    return "questions" if only else str(config.get("corpus", {}).get("name"))
-
-
-def _baseline(identifier: str, data: Json) -> Baseline:
-    conditions = {name: Scores.read(scores) for name, scores in data["conditions"].items()}
-    tokens = np.array(data["items"]["tokens"], dtype=np.float64)
-    return Baseline(identifier, list(data["items"]["document"]), tokens, conditions)
-
-
-def _pair(name: str, baselines: Mapping[str, Baseline], maps: Mapping[str, MapResult]) -> PairResults:
-    usual = _commonest(one.data["runs"]["baseline"] for one in maps.values())
-    if usual not in baselines:
-        raise KvxferError(f"results of {name}: no map, or its baselines {usual} are missing; collect it again")
-    alike = [maps[key] for key in sorted(maps) if maps[key].data["runs"]["baseline"] == usual]
-    closed, trained = ([one for one in alike if one.trained == which] for which in (False, True))
-    return PairResults(name, baselines[usual], closed, trained)

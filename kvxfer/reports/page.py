@@ -8,8 +8,9 @@ from functools import partial
 from pathlib import Path
 
 from kvxfer.errors import KvxferError
-from kvxfer.reports.data import PairResults, load_results
+from kvxfer.reports.data import PairResults
 from kvxfer.reports.findings import findings_table
+from kvxfer.reports.loading import load_results
 from kvxfer.reports.tables import (
     best_table,
     calibration_table,

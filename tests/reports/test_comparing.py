@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kvxfer.reports.comparing import difference, holm, spearman
-from kvxfer.reports.data import Scores, load_results
+from kvxfer.reports.data import Scores
+from kvxfer.reports.loading import load_results
 from tests.collected import collected, make_map, scores, write
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from kvxfer.reports import findings
-from kvxfer.reports.data import PairResults, load_results
+from kvxfer.reports.data import PairResults
+from kvxfer.reports.loading import load_results
 from tests.collected import collected, make_map, write
 
 

@@ -12,7 +12,7 @@ import pytest
 from kvxfer.errors import KvxferError
 from kvxfer.evals.tables import NOTHING
 from kvxfer.reports import command, page
-from kvxfer.reports.data import load_results
+from kvxfer.reports.loading import load_results
 from kvxfer.reports.tables import (
     best_table,
     calibration_table,
@@ -199,6 +199,32 @@ def test_wrong_results_are_told_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "toy.json").write_text(json.dumps(collected([make_map(1.5, features="both")])))
     with pytest.raises(KvxferError, match="have no plain ridge to compare with"):
         maps_table(load_results(tmp_path)["toy"])
+
+
+def test_maps_of_one_pair_may_stand_in_several_files(tmp_path: Path) -> None:
+    write(tmp_path, collected([make_map(1.5, 1)]))
+    other = collected([make_map(1.4, 2, features="both")])
+    rounded = other["baselines"]["b"]["conditions"]["source"]
+    rounded["nats"] = [nats + 0.001 for nats in rounded["nats"]]
+    (tmp_path / "toy_wide.json").write_text(json.dumps(other))
+    pair = load_results(tmp_path)["toy"]
+    assert [one.name("features") for one in pair.maps] == ["same", "both"]
+    assert pair.baseline.conditions["source"].nats[0] == pytest.approx(rounded["nats"][0] - 0.001), "the first file's"
+
+
+def test_files_whose_baselines_differ_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, collected([make_map(1.5, 1)]))
+    other = collected([make_map(1.4, 2, features="both")])
+    file = tmp_path / "toy_wide.json"
+    source = other["baselines"]["b"]["conditions"]["source"]
+    source["nats"] = [nats + 0.1 for nats in source["nats"]]
+    file.write_text(json.dumps(other))
+    with pytest.raises(KvxferError, match=r"toy_wide\.json: source of baseline b differs by 0\.05 nats per token"):
+        load_results(tmp_path)
+    other["baselines"]["b"]["items"]["document"][0] = "another"
+    file.write_text(json.dumps(other))
+    with pytest.raises(KvxferError, match=r"toy_wide\.json: baseline b has other items"):
+        load_results(tmp_path)
 
 
 def test_the_page_is_made_from_the_committed_results() -> None:

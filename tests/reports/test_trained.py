@@ -14,7 +14,8 @@ from kvxfer.evals.intervals import paired_difference
 from kvxfer.evals.tables import p_value, points
 from kvxfer.evals.wording import condition_name
 from kvxfer.reports import page
-from kvxfer.reports.data import MapResult, Scores, load_results
+from kvxfer.reports.data import MapResult, Scores
+from kvxfer.reports.loading import load_results
 from kvxfer.reports.tables import maps_table
 from kvxfer.reports.trained import HEADER, grouped, trained_table
 from kvxfer.training.specs import MLP, Corrected, Residual, Trained, TrainerSpec
