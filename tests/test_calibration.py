@@ -193,7 +193,7 @@ def test_a_dtype_that_this_cpu_is_slow_in_is_told(
 ) -> None:
     speed = {torch.float32: 1e3, torch.float64: 1e12, torch.bfloat16: 1e3 / slower}
     monkeypatch.setattr(planning, "_speed", lambda device, dtype: speed[dtype])
-    monkeypatch.setattr(LoadedModel, "dtype", torch.bfloat16)
+    monkeypatch.setattr(tiny_pair.source, "dtype", torch.bfloat16)
     rows = {split: ROWS.of(split) for split in CALIBRATION_SPLITS}
     plan = plan_pass(tiny_pair, CalibrationSpec(), rows, LENGTH, 4)
     hint = "bfloat16 is slow on this CPU: pair.dtype=float32 would take about "
