@@ -128,9 +128,10 @@ def plan_pass(
 
 def _slow_dtype(pair: Pair, seconds: float, in_float32: float) -> str | None:
     """A hint where a CPU has no instructions for the models' dtype, which then may take many times as long."""
-    if pair.source.device.type != "cpu" or seconds < _MUCH * in_float32:
+    dtype = pair.source.dtype
+    if pair.source.device.type != "cpu" or dtype == torch.float32 or seconds < _MUCH * in_float32:
         return None
-    name = str(pair.source.dtype).removeprefix("torch.")
+    name = str(dtype).removeprefix("torch.")
     return f"{name} is slow on this CPU: pair.dtype=float32 would take about {_duration(in_float32)}"
 
 
