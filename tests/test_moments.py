@@ -233,7 +233,7 @@ KEPT = ((0, 2), (1, 2))
 
 @pytest.mark.parametrize("features", ALL, ids=lambda f: f.name)
 def test_moments_of_kept_layers_are_those_that_target_layers_read(features: Features) -> None:
-    samples = make_samples(features, mean=3.0)
+    samples = make_samples(features, tokens=256, mean=3.0).whole()
     kept = replace(samples, layout=make_samples(features, kept=KEPT).layout)
     assert kept.layout.blocks == samples.layout.blocks
     assert kept.layout.pairs < samples.layout.pairs
@@ -255,7 +255,7 @@ def test_moments_of_kept_layers_are_those_that_target_layers_read(features: Feat
 @pytest.mark.parametrize("kept", [None, KEPT], ids=["all", "kept"])
 @pytest.mark.parametrize("features", ALL, ids=lambda f: f.name)
 def test_what_one_target_layer_reads(features: Features, kept: Any) -> None:
-    samples = make_samples(features, kept=kept)
+    samples = make_samples(features, tokens=256, kept=kept).whole()
     everything = samples.moments()
     for layer in range(2):
         own = samples.only(layer).moments()
@@ -273,7 +273,7 @@ def test_a_layout_of_all_layers_is_written_as_before() -> None:
 
 
 def test_single_source_layers_need_no_products_with_others() -> None:
-    samples = make_samples(DESIGNS["both"])
+    samples = make_samples(DESIGNS["both"], tokens=256).whole()
     single = replace(samples, layout=samples.layout.singles()).moments()
     blocks = DESIGNS["both"].blocks("keys", [1])
     assert torch.equal(single.design(blocks), samples.moments().design(blocks))
