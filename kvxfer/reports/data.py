@@ -41,12 +41,16 @@ class Scores:
 
 @dataclass(frozen=True)
 class Baseline:
-    """The items of an evaluation and their scores under every condition that needs no map."""
+    """The items of an evaluation and their scores under every condition that needs no map.
+
+    ``asked`` is what a command says to ask for them: ``eval=mapped``.
+    """
 
     id: str
     documents: list[str]
     tokens: Float[np.ndarray, " items"]
     conditions: dict[str, Scores]
+    asked: str
 
     def per_token(self, scores: Scores) -> float:
         """Nats per scored token."""
@@ -190,6 +194,18 @@ class PairResults:
         """The pair's option, without what it was asked."""
         return self.name.partition("/")[0]
 
+    @property
+    def asked(self) -> str:
+        """How a command begins that evaluates a map of the pair on these very items."""
+        return f"pair={self.option} {self.baseline.asked}"
+
+    def command(self, one: MapResult) -> str:
+        """What gives a map and its scores again."""
+        calibration = one.data["calibration"]
+        # Which source layers a small pass keeps depends on the designs that it is to serve.
+        kept = f" calibration.features={calibration['features']}" if "keep_layers" in calibration["settings"] else ""
+        return f"python evaluate.py {self.asked} {one.overrides}{kept}"
+
     @cached_property
     def calibrated_alike(self) -> list[MapResult]:
         """The maps of the text that most of them were calibrated on."""
@@ -213,6 +229,12 @@ def one_each(maps: Sequence[MapResult]) -> dict[tuple[str, ...], MapResult]:
     for one in sorted(alike, key=MapResult.settings_without):
         found.setdefault(one.key, one)
     return found
+
+
+def shared_overrides(maps: Sequence[MapResult]) -> list[str]:
+    """What the command lines of some maps have in common."""
+    first, *others = [one.overrides.split() for one in maps]
+    return [part for part in first if all(part in other for other in others)]
 
 
 def commonest(values: Iterable[str]) -> str:

@@ -13,19 +13,35 @@ from typing import Literal
 from kvxfer.evals.markdown import table
 from kvxfer.evals.tables import number, p_text, percent
 from kvxfer.reports.comparing import LEVEL, difference, holm, spearman
-from kvxfer.reports.data import MapResult, PairResults
+from kvxfer.reports.data import MapResult, PairResults, shared_overrides
 
 COLLAPSE = 0.5
 """A rank has collapsed when it loses at least this share of the gap between source and ceiling."""
 
 
+_SWEPT = {
+    "maps": ("solver", "penalty", "rank", "features"),
+    "alpha": ("penalty", "penalty.lam", "penalty.alpha"),
+    "rank": ("rank", "rank.r", "rank.metric"),
+}
+"""What the grids of ``sweeps/`` that findings come from say by themselves."""
+
+
 @dataclass(frozen=True)
 class Verdict:
-    """What a pair says about a finding, with its numbers and the command that makes them."""
+    """What a pair says about a finding, with its numbers.
+
+    Attributes:
+        grid: the one of ``sweeps/`` that asks for its maps; None: no single one does.
+        maps: those maps, none if they are missing.
+        also: a map beside the grid.
+    """
 
     kind: Literal["confirmed", "contradicted", "no difference found", "not measured"]
     numbers: str
-    command: str
+    grid: str | None
+    maps: Sequence[MapResult] = ()
+    also: MapResult | None = None
 
 
 def findings_table(pairs: Iterable[PairResults]) -> list[str]:
@@ -34,9 +50,20 @@ def findings_table(pairs: Iterable[PairResults]) -> list[str]:
     for number_, (claim, check) in enumerate(FINDINGS, start=1):
         for pair in pairs:
             found = check(pair)
-            command = f"`python evaluate.py -cd sweeps -cn {found.command} pair={pair.name} eval=mapped`"
-            rows.append((f"{number_}. {claim}", pair.name, f"**{found.kind}**", found.numbers, command))
+            rows.append((f"{number_}. {claim}", pair.name, f"**{found.kind}**", found.numbers, made_by(pair, found)))
     return table(("Finding", "Pair", "Verdict", "Numbers", "Made by"), rows, right=False)
+
+
+def made_by(pair: PairResults, found: Verdict) -> str:
+    """The commands that give a verdict's maps again; of what was not measured, those that would measure it."""
+    if found.grid is None:
+        return f"all [commands](#the-commands) of `{pair.option}`"
+    same = shared_overrides(found.maps or pair.calibrated_alike)
+    # Of maps that are missing, only k and the calibration are known.
+    told = [part for part in same if found.maps or part.startswith(("solver.k=", "calibration."))]
+    own = [part for part in told if part.partition("=")[0] not in _SWEPT[found.grid]]
+    command = f"`{' '.join((f'python evaluate.py -cd sweeps -cn {found.grid} {pair.asked}', *own))}`"
+    return command if found.also is None else f"{command} and `{pair.command(found.also)}`"
 
 
 def attention_penalty(pair: PairResults) -> Verdict:
@@ -54,7 +81,8 @@ def attention_penalty(pair: PairResults) -> Verdict:
         f"{len(found)} pairs of maps: {better} better with attention, {len(differ) - better} worse (Holm, smallest "
         f"{p_text(min(corrected))}); the largest difference is {number(largest.nats, sign=True)} nats per token"
     )
-    return Verdict("contradicted" if differ else "confirmed", numbers, "maps")
+    compared = [rows[k[0], penalty, *k[2:]] for k in keys for penalty in ("isotropic", "attention")]
+    return Verdict("contradicted" if differ else "confirmed", numbers, "maps", compared)
 
 
 def alpha_monotone(pair: PairResults) -> Verdict:
@@ -77,8 +105,10 @@ def alpha_monotone(pair: PairResults) -> Verdict:
         f"{number(ends.nats, sign=True)} ({p_text(ends.p)})"
     )
     if ends.p >= LEVEL:
-        return Verdict("no difference found", numbers, "alpha")
-    return Verdict("confirmed", f"{way}: {numbers}", "alpha") if one_way else Verdict("contradicted", numbers, "alpha")
+        return Verdict("no difference found", numbers, "alpha", line)
+    if not one_way:
+        return Verdict("contradicted", numbers, "alpha", line)
+    return Verdict("confirmed", f"{way}: {numbers}", "alpha", line)
 
 
 def attention_rank(pair: PairResults) -> Verdict:
@@ -97,8 +127,8 @@ def attention_rank(pair: PairResults) -> Verdict:
         f"{p_text(min(corrected))})"
     )
     if outcomes.count("worse") == len(ranks):
-        return Verdict("confirmed", numbers, "rank")
-    return Verdict("contradicted" if "better" in outcomes else "no difference found", numbers, "rank")
+        return Verdict("confirmed", numbers, "rank", line)
+    return Verdict("contradicted" if "better" in outcomes else "no difference found", numbers, "rank", line)
 
 
 def rank_collapse(pair: PairResults) -> Verdict:
@@ -130,8 +160,8 @@ def rank_collapse(pair: PairResults) -> Verdict:
         f"{', '.join(f'{r:g}' for r in collapsed) or 'none'}"
     )
     if not any(worse):
-        return Verdict("no difference found", numbers, "rank")
-    return Verdict("confirmed" if collapsed else "contradicted", numbers, "rank")
+        return Verdict("no difference found", numbers, "rank", line, whole)
+    return Verdict("confirmed" if collapsed else "contradicted", numbers, "rank", line, whole)
 
 
 def r2_predicts(pair: PairResults) -> Verdict:
@@ -156,7 +186,7 @@ def r2_predicts(pair: PairResults) -> Verdict:
         f"below 0: it predicts); within designs: {', '.join(within) or 'too few maps'}"
     )
     predicts = overall[1] < LEVEL and overall[0] < 0
-    return Verdict("contradicted" if predicts else "confirmed", numbers, "maps")
+    return Verdict("contradicted" if predicts else "confirmed", numbers, None)
 
 
 FINDINGS: tuple[tuple[str, Callable[[PairResults], Verdict]], ...] = (

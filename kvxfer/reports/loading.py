@@ -73,10 +73,19 @@ def _asked(baseline: Json) -> str:
     return "questions" if only else str(config.get("corpus", {}).get("name"))
 
 
+def _option(asked: Json) -> str:
+    """The overrides of ``eval`` that ask this of the mapped cache alone."""
+    if not asked.get("choices"):
+        return "eval=mapped"
+    name, questions = ("mapped_choices", 1) if asked.get("score_rest") else ("choices", 5)
+    return f"eval={name}" + (f" eval.questions={asked['questions']}" if asked["questions"] != questions else "")
+
+
 def _baseline(identifier: str, data: Json) -> Baseline:
     conditions = {name: Scores.read(scores) for name, scores in data["conditions"].items()}
     tokens = np.array(data["items"]["tokens"], dtype=np.float64)
-    return Baseline(identifier, list(data["items"]["document"]), tokens, conditions)
+    asked = _option(data["config"]["eval"])
+    return Baseline(identifier, list(data["items"]["document"]), tokens, conditions, asked)
 
 
 def _pair(name: str, baselines: Mapping[str, Baseline], maps: Mapping[str, MapResult]) -> PairResults:

@@ -24,8 +24,8 @@ def require(pair: PairResults, maps: Sequence[object], what: str, grid: str) -> 
     """KvxferError where there is nothing to show."""
     if not maps:
         raise KvxferError(
-            f"results of {pair.name} have no {what}: run python evaluate.py -cd sweeps -cn {grid} pair={pair.option} "
-            "eval=mapped and collect again"
+            f"results of {pair.name} have no {what}: run python evaluate.py -cd sweeps -cn {grid} {pair.asked} and "
+            "collect again"
         )
 
 
@@ -46,8 +46,8 @@ def maps_table(pair: PairResults) -> list[str]:
     require(pair, list(rows), "map whose λ, α and rank are auto", "maps")
     if PLAIN not in rows:
         raise KvxferError(
-            f"results of {pair.name} have no plain ridge to compare with: run python evaluate.py pair={pair.option} "
-            "eval=mapped solver=ridge penalty=isotropic rank=full features=same and collect again"
+            f"results of {pair.name} have no plain ridge to compare with: run python evaluate.py {pair.asked} "
+            "solver=ridge penalty=isotropic rank=full features=same and collect again"
         )
     others = [key for key in rows if key != PLAIN]
     found = {key: difference(rows[key].scores, rows[PLAIN].scores, pair.baseline) for key in others}
@@ -255,8 +255,7 @@ def best_table(pair: PairResults) -> list[str]:
     rows = []
     for name, one in (("Best", best), ("Cheapest within noise of it", cheapest)):
         p = NOTHING if one is best else p_value(difference(one.scores, best.scores, pair.baseline).p)
-        command = f"`python evaluate.py pair={pair.option} {one.overrides}`"
-        rows.append((name, *quality(pair, one.scores), p, percent(one.share), command))
+        rows.append((name, *quality(pair, one.scores), p, percent(one.share), f"`{pair.command(one)}`"))
     said = (
         f"The best of {len(maps)} maps on these very items, so part of its lead is luck. Within noise: the paired "
         "t-test over documents shows no difference in nats (p ≥ 0.05, not corrected)."

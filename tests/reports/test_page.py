@@ -136,7 +136,7 @@ def test_the_best_and_the_cheapest_within_noise(tmp_path: Path) -> None:
     _, _, best, cheapest = cells(best_table(pair))
     assert (best[0], cheapest[0]) == ("Best", "Cheapest within noise of it")
     assert "10.0 %" in cheapest
-    assert cheapest[-1].startswith("`python evaluate.py pair=toy solver=ridge ")
+    assert cheapest[-1].startswith("`python evaluate.py pair=toy eval=mapped solver=ridge ")
     assert cheapest[-1].endswith("features=previous`")
 
 
