@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 from launching import PNG
+from rich.console import Console
 
 from kvxfer.errors import KvxferError
 from kvxfer.sweeps.figure import draw, geometric
 from kvxfer.sweeps.jobs import Job, Outcome
-from kvxfer.sweeps.measures import Measure
-from kvxfer.sweeps.summary import summarise
+from kvxfer.sweeps.measures import MEASURES, Measure
+from kvxfer.sweeps.summary import Row, summarise, table
 
 
 def rows_of(path: str) -> list[dict[str, str]]:
@@ -60,3 +61,14 @@ def test_a_sweep_without_a_finished_job_still_ends_with_its_table(
     assert capsys.readouterr().out.splitlines()[-1] == str(tmp_path / "summary.csv")
     assert [row["status"] for row in rows_of(str(tmp_path / "summary.csv"))] == ["failed", "failed"]
     assert not (tmp_path / "quality.png").exists()
+
+
+def test_a_narrow_table_cuts_no_name_and_no_value_short(capsys: pytest.CaptureFixture[str]) -> None:
+    values = [{"features": "previous", "penalty.alpha": 0.125, "penalty.lam": lam} for lam in ("auto", 0.001)]
+    measures = [measure for measure in MEASURES["evaluate"] if measure.column]
+    found = {measure.key: 1234.5678 for measure in measures}
+    rows = [Row(Job(n, each, {}), Outcome(run="/runs/8e139292fb86"), found) for n, each in enumerate(values)]
+    Console(width=80).print(table(rows, measures))
+    said = capsys.readouterr().out
+    assert "8e139292fb86" in said
+    assert "\N{HORIZONTAL ELLIPSIS}" not in said

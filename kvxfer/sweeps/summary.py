@@ -85,10 +85,9 @@ def table(rows: Sequence[Row], measures: Sequence[Measure]) -> Table:
     """What the terminal shows: the swept values, the measures and the run's id."""
     result = Table(box=box.SIMPLE_HEAD)
     result.add_column("job", justify="right")
-    for key in rows[0].job.values:
-        result.add_column(key, justify="right")
-    for measure in measures:
-        result.add_column(measure.label, justify="right")
+    # On a narrow terminal a name goes on in the next line: cut short, penalty.lam and penalty.alpha would look alike.
+    for name in (*rows[0].job.values, *(measure.label for measure in measures)):
+        result.add_column(name, justify="right", overflow="fold")
     result.add_column("run", no_wrap=True)
     for row in rows:
         values = [write(value) for value in row.job.values.values()]
