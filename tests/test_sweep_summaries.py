@@ -13,7 +13,7 @@ from rich.console import Console
 from kvxfer.errors import KvxferError
 from kvxfer.sweeps.figure import draw, geometric
 from kvxfer.sweeps.jobs import Job, Outcome
-from kvxfer.sweeps.measures import MEASURES, Measure
+from kvxfer.sweeps.measures import MEASURES, Measure, Numbers
 from kvxfer.sweeps.summary import Row, summarise, table
 
 
@@ -64,9 +64,11 @@ def test_a_sweep_without_a_finished_job_still_ends_with_its_table(
 
 
 def test_a_narrow_table_cuts_no_name_and_no_value_short(capsys: pytest.CaptureFixture[str]) -> None:
-    values = [{"features": "previous", "penalty.alpha": 0.125, "penalty.lam": lam} for lam in ("auto", 0.001)]
+    values: list[dict[str, Any]] = [
+        {"features": "previous", "penalty.alpha": 0.125, "penalty.lam": lam} for lam in ("auto", 0.001)
+    ]
     measures = [measure for measure in MEASURES["evaluate"] if measure.column]
-    found = {measure.key: 1234.5678 for measure in measures}
+    found: Numbers = {measure.key: 1234.5678 for measure in measures}
     rows = [Row(Job(n, each, {}), Outcome(run="/runs/8e139292fb86"), found) for n, each in enumerate(values)]
     Console(width=80).print(table(rows, measures))
     said = capsys.readouterr().out
