@@ -218,3 +218,15 @@ def test_an_error_that_is_nobodys_mistake_keeps_its_traceback(monkeypatch, tmp_p
     monkeypatch.setattr(sys, "argv", ["train.py"])
     with pytest.raises(ZeroDivisionError):
         cli.train()
+
+
+def test_an_interrupt_says_that_the_same_command_goes_on(monkeypatch, tmp_path, capsys):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kvxfer.stages.train.train", interrupted)
+    monkeypatch.setattr(sys, "argv", ["train.py", f"paths.outputs={tmp_path}"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main("train")
+    assert ended.value.code == 130
+    assert capsys.readouterr().err.endswith("interrupted; the same command goes on with what is finished\n")

@@ -29,3 +29,13 @@ def test_results_of_before_the_fit_was_checked_are_still_rendered():
         results = {key: value for key, value in make_results().items() if key != "fit_check"} | check
         assert "fit: largest drop" not in render_report(results)
         assert "Worth it" in shown(results)
+
+
+def test_few_documents_are_said_beside_the_verdict():
+    results = make_results()
+    said = "The items are about 16 documents: below 30, p values and intervals are rough. Raise eval.stories (toy)"
+    results["tests"]["mapped_vs_source"]["documents"] = 30
+    assert "documents: below" not in render_report(results) + shown(results)
+    results["tests"]["mapped_vs_source"]["documents"] = 16
+    assert f"**{said}" in render_report(results).split("## Headline")[0]
+    assert said in " ".join(shown(results).split())

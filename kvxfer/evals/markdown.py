@@ -17,7 +17,7 @@ from kvxfer.evals.tables import (
     quantity,
     setting,
 )
-from kvxfer.evals.verdict import ancestry_sentence, fit_warning, verdict
+from kvxfer.evals.verdict import ancestry_sentence, few_documents, fit_warning, verdict
 from kvxfer.evals.wording import GLOSSARY, INTRODUCTION, condition_name
 
 Results = Mapping[str, Any]
@@ -61,8 +61,9 @@ def lead(results: Results) -> list[str]:
 
 
 def warnings(results: Results) -> list[str]:
-    """That the map does less than its fit said; of a pruned pair what it must show first."""
-    said = [each for each in (fit_warning(results), ancestry_sentence(results)) if each is not None]
+    """That the map does less than its fit said, or the tests rest on little; what a pruned pair must show first."""
+    found = (fit_warning(results), few_documents(results), ancestry_sentence(results))
+    said = [each for each in found if each is not None]
     return [line for each in said for line in (f"**{each}**", "")]
 
 

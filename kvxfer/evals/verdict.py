@@ -9,9 +9,10 @@ from typing import Any, Literal
 from kvxfer.evals.tables import interval, number, p_text, percent, points
 
 LEVEL = 0.05
+FEWEST_DOCUMENTS = 30
+"""Over fewer a paired t-test leans on normal differences, and an interval that resamples them is too narrow."""
+
 Outcome = Literal["better", "worse", "none"]
-
-
 Kind = Literal["beats", "none", "worse", "mixed"]
 
 WORDS: dict[str, str] = {"beats": "Worth it", "none": "No benefit", "worse": "Harmful", "mixed": "Mixed"}
@@ -145,4 +146,15 @@ def fit_warning(results: Mapping[str, Any]) -> str | None:
     return (
         f"On this text layer {worst['layer']}'s {worst['kind']} have {here}; where the map was fitted it was "
         f"{number(worst['recorded'], 2)}{others}: the map is damaged, or this text is far from its calibration."
+    )
+
+
+def few_documents(results: Mapping[str, Any]) -> str | None:
+    """That the paired tests rest on few documents; None from FEWEST_DOCUMENTS on, or where no test was made."""
+    count = results["tests"].get("mapped_vs_source", {}).get("documents")
+    if count is None or count >= FEWEST_DOCUMENTS:
+        return None
+    return (
+        f"The items are about {count} documents: below {FEWEST_DOCUMENTS}, p values and intervals are rough. Raise "
+        "eval.stories (toy) or corpus.rows.evaluation, or lower corpus.document_tokens."
     )
