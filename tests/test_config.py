@@ -149,6 +149,8 @@ def test_calibration_keeps_what_the_map_asks_for(overrides, kept):
         (["calibration.probe_rows=some"], r"calibration\.probe_rows=some must be a whole number"),
         (["calibration.probe_rows=1.5"], r"calibration\.probe_rows=1\.5 must be a whole number"),
         (["solver.k=some"], r"solver\.k=some must be"),
+        (["solver.k=.nan"], r"solver\.k=\.?nan must be 1 or more source layers"),
+        (["solver.k=inf"], r"solver\.k=inf must be 1 or more source layers"),
         (["solver.selection_lam=best"], r"solver\.selection_lam=best must be a number of 0 or more, or auto"),
         (["solver.selection_lam=.inf"], r"solver\.selection_lam=\.?inf must be"),
         (["solver.method=luck"], r"solver\.method='luck'"),
