@@ -139,6 +139,7 @@ def test_calibration_keeps_what_the_map_asks_for(overrides, kept):
         (["penalty=attention", "penalty.lam=-1"], r"penalty\.lam=-1\.0 must be"),
         (["penalty=attention", "calibration.metrics=false"], r"calibration\.metrics=false.*calibration\.metrics=true"),
         (["rank=reduced", "rank.r=0"], r"rank\.r=0 must be"),
+        (["rank=reduced", "rank.r=1.0"], r"rank\.r=1\.0 is the whole output width: use rank=full"),
         (["rank=reduced", "rank.metric=query"], r"rank\.metric='query'"),
         (["solver=head_local", "features=embedding"], "features=embedding has embedding: use solver=ridge"),
         (["solver.candidates=[ridge]"], r"solver\.candidates=\['ridge'\] has no effect with solver=ridge"),

@@ -122,7 +122,8 @@ def _normalise(conf: Any) -> None:
             setattr(group, key, float(value))
     for group, key in ((conf.solver, "k"), (conf.rank, "r")):
         value = getattr(group, key)
-        if isinstance(value, float) and value.is_integer():
+        # A rank of 1.0 is no integer but the whole width, which is refused: a grid of shares must not end in rank 1.
+        if isinstance(value, float) and value.is_integer() and (key, value) != ("r", 1.0):
             setattr(group, key, int(value))
 
 
