@@ -75,6 +75,14 @@ def test_a_fixed_alpha_says_where_it_does_worse_than_ridge() -> None:
     assert {alpha for _, alpha, _ in chosen.curves["penalty"]["keys.0"]} == {0.0, 0.25, 0.5, 0.75, 1.0}
 
 
+@pytest.mark.parametrize("setting", [(0.0, 1.0), (1e-3, 1e-12)])
+def test_an_alpha_without_effect_is_not_called_worse_than_ridge(setting: tuple[float, float]) -> None:
+    """With λ = 0 nothing is penalised, and an α of 1e-12 leaves λ as it is: what differs is rounding."""
+    for seed in range(3):
+        records = fit(make_splits(make_samples(BOTH, seed=seed)), penalty=Attention(*setting)).diagnostics
+        assert not any(record["worse_than_isotropic"] for record in records)
+
+
 def test_head_local_is_least_squares_of_every_head_by_itself() -> None:
     samples = make_samples(BOTH, tokens=800)
     found = fit(make_splits(samples), HeadLocal, penalty=Isotropic(0.0))
