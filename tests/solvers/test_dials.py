@@ -16,6 +16,7 @@ from kvxfer.penalties import Attention, Isotropic
 from kvxfer.r2 import HeldOut
 from kvxfer.ranks import Full, Reduced, reduce
 from kvxfer.solvers import Fit, HeadLocal, Ridge, Splits
+from kvxfer.stages.train import _warn
 from tests.samples import Samples, make_samples, make_splits, reference_metric_r2, reference_ridge, relative_error
 
 BOTH = DESIGNS["both"]
@@ -257,3 +258,12 @@ def test_one_eigendecomposition_solves_as_a_factorisation_does() -> None:
     found = gram.ridge_per_column(right, lams)
     for n, lam in enumerate(lams.tolist()):
         assert relative_error(found[:, n], gram.ridge(right[:, [n]], lam)[0][:, 0]) < 1e-9
+
+
+def test_a_best_lam_at_the_grid_s_end_is_said_with_its_key(caplog: pytest.LogCaptureFixture) -> None:
+    splits = make_splits(make_samples(BOTH))
+    found = fit(splits)
+    record = {**found.diagnostics[0], "at_grid_edge": True}
+    with caplog.at_level("WARNING", logger="kvxfer"):
+        _warn(replace(found, diagnostics=[record]), splits)
+    assert "1 of 1 chosen λ lie on the edge of the grid: set penalty.lam" in caplog.text
