@@ -234,6 +234,13 @@ def test_what_could_not_be_chosen_before_leaves_ids_as_they_were():
     assert set(auto) == known | {"candidates", "choose"}
 
 
+def test_all_source_layers_are_one_question_whatever_k_is():
+    asked = (["solver.k=1"], ["solver.k=auto", "solver.k_per=layer"], ["solver.k=2", "solver=corrected"])
+    one, auto, base = (settings_of("train", "solver.method=all", *own).base() for own in asked)
+    assert one.solver_config == auto.solver_config == base.solver_config
+    assert one.columns()["k"] is None
+
+
 def test_the_toy_has_questions_of_its_own():
     with pytest.raises(KvxferError, match="asks which text follows, and corpus=toy has questions of its own"):
         settings_of("evaluate", "eval=choices")

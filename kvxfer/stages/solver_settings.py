@@ -162,6 +162,11 @@ def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _solver_identity(options: dict[str, Any]) -> dict[str, Any]:
-    """The options without what is as it was before it could be chosen, so that old questions keep their ids."""
+    """The options without what is as it was before it could be chosen, so that old questions keep their ids.
+
+    With ``method=all`` no k is read, so there is none: whatever was given, it is one question.
+    """
+    if options["method"] == "all":
+        options = {**options, "k": None}
     one_k = options["k"] != "auto" or options["k_per"] == "pair"
     return {key: value for key, value in options.items() if not (key == "k_per" and one_k)}
