@@ -156,6 +156,8 @@ def test_calibration_keeps_what_the_map_asks_for(overrides, kept):
         (["solver.selection_lam=.inf"], r"solver\.selection_lam=\.?inf must be"),
         (["solver.method=luck"], r"solver\.method='luck'"),
         (["features.random_relu=5"], r"features\.random_relu=5 has no effect with features=auto"),
+        (["features=both", "features.previous=128"], r"features\.previous=128 reads .* corpus\.length=128 goes"),
+        (["features=both", "features.target_embedding=200"], r"features\.target_embedding=200 reads further back"),
         (["features=both", "features.target_embedding=-1"], r"features\.target_embedding=-1 must be"),
     ],
 )
