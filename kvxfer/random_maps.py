@@ -39,6 +39,11 @@ def random_map(pair: Pair, solver: Solver, manifest: Mapping[str, Any]) -> Cache
             "has no calibration: choose other features (e.g. same, previous)"
         )
     source, target = pair.source.geometry, pair.target.geometry
+    if solver.method == "all":
+        raise KvxferError(
+            "solver.method=all reads as many source layers as were calibrated, and here none were: set "
+            f"solver.method=topk and solver.k, at most {source.layers}"
+        )
     if solver.k > source.layers:
         raise KvxferError(f"solver.k={solver.k} is more than the source's {source.layers} layers: lower solver.k")
     draw = torch.Generator().manual_seed(0)

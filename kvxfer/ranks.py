@@ -77,6 +77,10 @@ class Reduced:
     def __post_init__(self) -> None:
         known = self.r == "auto" if isinstance(self.r, str) else self.r is not None and self.r > 0
         whole = isinstance(self.r, int) or (isinstance(self.r, float) and self.r < 1)
+        if self.r == 1.0 and isinstance(self.r, float):
+            raise KvxferError(
+                "rank.r=1.0 is the whole output width: use rank=full instead, or rank.r=1 for one direction"
+            )
         if not known or not (whole or self.r == "auto"):
             raise KvxferError(f"rank.r={self.r} must be an integer of 1 or more, a fraction below 1, or auto")
         if self.metric not in ("isotropic", "attention"):

@@ -178,3 +178,17 @@ def test_force_computes_again(tiny_folders, tmp_path):
     assert run("train", tmp_path, *overrides, "force=true") == first
     assert (first / "run.json").stat().st_mtime_ns > before
     assert settings_of("train", tmp_path, *overrides).force is False
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["solver.k=9"], r"solver\.k=9 must be from 1 to 2"),
+        (["rank=reduced", "rank.r=9999"], r"rank\.r=9999 must be below the \d+ output columns"),
+        (["solver=head_local", "rank=reduced", "rank.r=32"], r"rank\.r=32 must be below the \d+ output columns"),
+    ],
+)
+def test_what_no_map_can_be_is_refused_before_a_calibration_is_made_for_it(tiny_folders, tmp_path, options, message):
+    with pytest.raises(KvxferError, match=message):
+        run("train", tmp_path, *toy_models(tiny_folders), *options)
+    assert not list(tmp_path.glob("calibrate/*/fit.safetensors"))

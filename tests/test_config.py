@@ -139,6 +139,7 @@ def test_calibration_keeps_what_the_map_asks_for(overrides, kept):
         (["penalty=attention", "penalty.lam=-1"], r"penalty\.lam=-1\.0 must be"),
         (["penalty=attention", "calibration.metrics=false"], r"calibration\.metrics=false.*calibration\.metrics=true"),
         (["rank=reduced", "rank.r=0"], r"rank\.r=0 must be"),
+        (["rank=reduced", "rank.r=1.0"], r"rank\.r=1\.0 is the whole output width: use rank=full"),
         (["rank=reduced", "rank.metric=query"], r"rank\.metric='query'"),
         (["solver=head_local", "features=embedding"], "features=embedding has embedding: use solver=ridge"),
         (["solver.candidates=[ridge]"], r"solver\.candidates=\['ridge'\] has no effect with solver=ridge"),
@@ -149,10 +150,14 @@ def test_calibration_keeps_what_the_map_asks_for(overrides, kept):
         (["calibration.probe_rows=some"], r"calibration\.probe_rows=some must be a whole number"),
         (["calibration.probe_rows=1.5"], r"calibration\.probe_rows=1\.5 must be a whole number"),
         (["solver.k=some"], r"solver\.k=some must be"),
+        (["solver.k=.nan"], r"solver\.k=\.?nan must be 1 or more source layers"),
+        (["solver.k=inf"], r"solver\.k=inf must be 1 or more source layers"),
         (["solver.selection_lam=best"], r"solver\.selection_lam=best must be a number of 0 or more, or auto"),
         (["solver.selection_lam=.inf"], r"solver\.selection_lam=\.?inf must be"),
         (["solver.method=luck"], r"solver\.method='luck'"),
         (["features.random_relu=5"], r"features\.random_relu=5 has no effect with features=auto"),
+        (["features=both", "features.previous=128"], r"features\.previous=128 reads .* corpus\.length=128 goes"),
+        (["features=both", "features.target_embedding=200"], r"features\.target_embedding=200 reads further back"),
         (["features=both", "features.target_embedding=-1"], r"features\.target_embedding=-1 must be"),
     ],
 )
@@ -229,6 +234,13 @@ def test_what_could_not_be_chosen_before_leaves_ids_as_they_were():
     assert k_auto == {**settings_of("train", "solver.k=auto").solver_config["solver"], "k_per": "layer"}
     auto = settings_of("train", "solver=auto", "solver.candidates=[ridge]").solver_config["solver"]
     assert set(auto) == known | {"candidates", "choose"}
+
+
+def test_all_source_layers_are_one_question_whatever_k_is():
+    asked = (["solver.k=1"], ["solver.k=auto", "solver.k_per=layer"], ["solver.k=2", "solver=corrected"])
+    one, auto, base = (settings_of("train", "solver.method=all", *own).base() for own in asked)
+    assert one.solver_config == auto.solver_config == base.solver_config
+    assert one.columns()["k"] is None
 
 
 def test_the_toy_has_questions_of_its_own():

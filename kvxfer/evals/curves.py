@@ -11,13 +11,13 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from kvxfer.evals.figures import COLOURS, DPI, INK, LINE, STYLE
-from kvxfer.features import KINDS
+from kvxfer.evals.figures import COLOURS, DPI, INK, LINE, MARK, STYLE
 
 Curve = dict[int | float, float]
 
 KIND_COLOURS = {"keys": COLOURS["mapped"], "values": COLOURS["source"]}
 TITLES = {"lam": "λ (relative)", "alpha": "α", "rank": "rank", "k": "source layers per target layer"}
+OTHER_COLOURS = (INK, MARK, COLOURS["identity"])
 LOWEST = -0.5
 """Scores below are drawn there: what overfits by far would squeeze the rest into one line."""
 
@@ -27,7 +27,7 @@ def tried(curves: Mapping[str, Any]) -> dict[str, dict[str, Curve]]:
 
     Args:
         curves: those of a fit: ``penalty`` (per output: λ, α, score), ``rank`` (per output: rank, score), and ``k`` or
-            ``k_outputs`` (per output).
+            ``k_outputs`` (per output) or ``k_candidates`` (per solver that ``auto`` tried).
     """
     found: dict[str, dict[str, Curve]] = {}
     for dial, place in (("lam", 0), ("alpha", 1)):
@@ -41,6 +41,8 @@ def tried(curves: Mapping[str, Any]) -> dict[str, dict[str, Curve]]:
         found["k"] = {output: {k: score for k, score in points} for output, points in curves["k_outputs"].items()}
     elif "k" in curves:
         found["k"] = {"mean of all": {k: score for k, score in curves["k"]}}
+    elif "k_candidates" in curves:
+        found["k"] = {name: {k: score for k, score in points} for name, points in curves["k_candidates"].items()}
     return {dial: lines for dial, lines in found.items() if any(len(curve) > 1 for curve in lines.values())}
 
 
@@ -64,16 +66,15 @@ def curves_figure(curves: Mapping[str, Any], path: Path | str) -> bool:
 
 
 def _panel(axes: Axes, dial: str, lines: Mapping[str, Curve]) -> None:
-    for kind in (*KINDS, "mean of all"):
-        own = [curve for output, curve in lines.items() if output.partition(".")[0] == kind]
-        colour = KIND_COLOURS.get(kind, INK)
+    for n, name in enumerate(dict.fromkeys(output.partition(".")[0] for output in lines)):
+        own = [curve for output, curve in lines.items() if output.partition(".")[0] == name]
+        colour = KIND_COLOURS.get(name, OTHER_COLOURS[n % len(OTHER_COLOURS)])
         for curve in own if len(own) > 1 else []:
             axes.plot(list(curve), np.clip(list(curve.values()), LOWEST, None), color=colour, alpha=0.25, linewidth=0.8)
-        if own:
-            # Outputs may differ in what they try: the mean is over what all of them did.
-            common = [value for value in own[0] if all(value in curve for curve in own)]
-            values = np.clip([[curve[value] for value in common] for curve in own], LOWEST, None).mean(0)
-            axes.plot(common, values, color=colour, linewidth=2, marker="o", markersize=4, label=kind)
+        # Outputs may differ in what they try: the mean is over what all of them did.
+        common = [value for value in own[0] if all(value in curve for curve in own)]
+        values = np.clip([[curve[value] for value in common] for curve in own], LOWEST, None).mean(0)
+        axes.plot(common, values, color=colour, linewidth=2, marker="o", markersize=4, label=name)
     if dial == "lam":
         axes.set_xscale("log")
     axes.set_xlabel(TITLES[dial])

@@ -70,7 +70,8 @@ class Dials:
     rank: Rank = field(default_factory=Full)
 
     def __post_init__(self) -> None:
-        if self.k != "auto" if isinstance(self.k, str) else self.k != int(self.k) or self.k < 1:
+        k = self.k
+        if k != "auto" if isinstance(k, str) else not (math.isfinite(k) and k == int(k) and k >= 1):
             raise KvxferError(f"solver.k={self.k} must be 1 or more source layers (a whole number), or auto")
         for key, options in _OPTIONS.items():
             if getattr(self, key) not in options:

@@ -31,6 +31,9 @@ Solved = dict[Output, tuple[LinearLayer, dict[str, Any]]]
 EDGE_GAIN = 1e-4
 """R² by which the last step towards a grid's end must still gain for the end to be called too near."""
 
+ROUNDING = 1e-9
+"""R² that two ways to solve the same equations may differ by."""
+
 
 def sharing(features: Features, chosen: dict[Output, tuple[int, ...]]) -> dict[tuple[Block, ...], list[Output]]:
     """Outputs by the design that they share."""
@@ -243,6 +246,6 @@ def _setting_record(curve: list[tuple[Setting, float]], setting: Setting, used: 
         "lam_used": used,
         "raised": used > setting["lam"],
         "at_grid_edge": beyond_grid([score for _, score in own_alpha]),
-        "worse_than_isotropic": bool(isotropic) and max(isotropic) > reached,
+        "worse_than_isotropic": bool(isotropic) and max(isotropic) - reached > ROUNDING,
         "penalty_curve": [[s["lam"], s.get("alpha", 0.0), score] for s, score in curve],
     }

@@ -24,9 +24,10 @@ from kvxfer.probing import save_probe
 from kvxfer.progress import progress
 from kvxfer.random_features import RANDOM_FILE, load_random, merge_random
 from kvxfer.runs import Run, open_run, read_json, run_id, write_json
-from kvxfer.solvers import Splits
+from kvxfer.selection import check_k
+from kvxfer.solvers import HeadLocal, Splits
 from kvxfer.stages.random_map import refuse_random
-from kvxfer.stages.settings import CalibrateSettings
+from kvxfer.stages.settings import CalibrateSettings, TrainSettings
 from kvxfer.token_weights import WEIGHTED_SPLITS
 
 log = logging.getLogger("kvxfer")
@@ -86,6 +87,8 @@ def _run_pass(settings: CalibrateSettings, run: Run, out: RunLogger) -> PassStat
     corpus, spec = settings.corpus, settings.calibration
     pair = load_pair(settings.pair)
     pair.check_length(corpus.length, "corpus.length")
+    if isinstance(settings, TrainSettings):
+        _refuse_unfittable(settings, pair)
     rows = {split: load_rows(corpus, pair.tokenizer, split) for split in CALIBRATION_SPLITS}
     counts = {split: len(part) for split, part in rows.items()}
     plan = plan_pass(pair, spec, counts, corpus.length, corpus.skip_first)
@@ -115,6 +118,16 @@ def _run_pass(settings: CalibrateSettings, run: Run, out: RunLogger) -> PassStat
     write_json(run.work / REPORT, report)
     _log(out, report)
     return state
+
+
+def _refuse_unfittable(settings: TrainSettings, pair: Pair) -> None:
+    """Refuse what no map of this pair can be, before a long pass is made for it."""
+    solver: Any = settings.solver
+    if isinstance(solver.k, int) and solver.method != "all":
+        check_k(solver.k, settings.calibration.source_layers(pair.source.geometry.layers))
+    target = pair.target.geometry
+    # The ranks are not used here: too large a one is refused. What auto leaves out decides nothing.
+    solver.rank.ranks(target.kv_width // target.kv_heads if isinstance(solver, HeadLocal) else target.kv_width)
 
 
 def _kept(pair: Pair, settings: CalibrateSettings, path: Path) -> Kept:

@@ -54,7 +54,8 @@ def describe_map(cache_map: CacheMap, directory: Path, pair: Pair, prompt: int) 
         "sha256": cache_map.hash,
         **{key: m[key]["name"] for key in ("solver", "penalty", "rank", "features")},
         "lam": m["penalty"]["lam"],
-        "k": m["solver"]["k"],
+        # With method=all none was asked for: how many there are.
+        "k": m["chosen"]["k"][0] if m["solver"]["k"] is None else m["solver"]["k"],
         **({"trained_on": m["base"]["run"], "trainer_seed": m["trainer"]["seed"]} if "trainer" in m else {}),
         "parameters": cache_map.parameters,
         "bytes": cache_map.bytes,

@@ -155,6 +155,12 @@ def _common(conf: Any, features: Features | None, probe: bool = False, weights: 
             )
     elif features is not None and not keeps.covers(features):
         keeps = keeps.joined(features)
+    for key in ("previous", "target_embedding"):
+        if (getattr(keeps, key) or 0) >= corpus.length:
+            raise KvxferError(
+                f"features.{key}={getattr(keeps, key)} reads further back than a row of corpus.length={corpus.length} "
+                f"goes: lower features.{key}"
+            )
     layers = conf.calibration.layers
     spec = {
         **vars(conf.calibration),

@@ -122,7 +122,8 @@ def _normalise(conf: Any) -> None:
             setattr(group, key, float(value))
     for group, key in ((conf.solver, "k"), (conf.rank, "r")):
         value = getattr(group, key)
-        if isinstance(value, float) and value.is_integer():
+        # A rank of 1.0 is no integer but the whole width, which is refused: a grid of shares must not end in rank 1.
+        if isinstance(value, float) and value.is_integer() and (key, value) != ("r", 1.0):
             setattr(group, key, int(value))
 
 
@@ -161,6 +162,11 @@ def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _solver_identity(options: dict[str, Any]) -> dict[str, Any]:
-    """The options without what is as it was before it could be chosen, so that old questions keep their ids."""
+    """The options without what is as it was before it could be chosen, so that old questions keep their ids.
+
+    With ``method=all`` no k is read, so there is none: whatever was given, it is one question.
+    """
+    if options["method"] == "all":
+        options = {**options, "k": None}
     one_k = options["k"] != "auto" or options["k_per"] == "pair"
     return {key: value for key, value in options.items() if not (key == "k_per" and one_k)}

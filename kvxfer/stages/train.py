@@ -134,7 +134,12 @@ def _warn(fit: Fit, splits: Splits) -> None:
         log.warning("penalty.lam had to be raised to keep the Gram positive definite: %s", ", ".join(raised))
     edge = sum(d["at_grid_edge"] for d in fit.diagnostics)
     if edge:
-        log.warning("%d of %d chosen λ lie on the edge of the grid", edge, len(fit.diagnostics))
+        log.warning(
+            "%d of %d chosen λ lie on the edge of the grid: set penalty.lam to a value beyond it to see whether that "
+            "is better",
+            edge,
+            len(fit.diagnostics),
+        )
     worse = [f"{d['kind']} of layer {d['layer']}" for d in fit.diagnostics if d["worse_than_isotropic"]]
     if worse:
         log.warning("penalty.alpha does worse than 0 (ridge) on the validation split: %s", ", ".join(worse))

@@ -164,6 +164,12 @@ def test_the_same_evaluation_again_says_the_same(done, overrides, tmp_path):
     assert timeless(again) == timeless(results)
 
 
+def test_a_map_of_all_source_layers_says_how_many_there_are(done, overrides):
+    """Not the k that was given beside, which is not read."""
+    options = ["eval=mapped", "solver.method=all", "solver.k=1"]
+    assert results_of(run("evaluate", done[0], *overrides, *options))["map"]["k"] == 2
+
+
 def test_a_map_named_by_its_run_is_found(done, overrides):
     outputs, results = done
     found = run("evaluate", outputs, *overrides, f"map={results['map']['run_id']}")

@@ -86,6 +86,7 @@ def test_mistakes_are_named(shapes, tmp_path):
     ("solver", "said"),
     [
         (Ridge(k=99), r"solver\.k=99 is more than the source's 2 layers"),
+        (Ridge(k=1, method="all"), r"solver\.method=all reads .* set solver\.method=topk and solver\.k, at most 2"),
         (Ridge(k="auto"), r"solver\.k=auto leaves the map's form to data"),
         (Ridge(k=1, features=DESIGNS["relu"]), r"features=relu reads random features"),
         (Ridge(k=1, rank=Reduced("auto")), r"rank\.r=auto is chosen on data"),

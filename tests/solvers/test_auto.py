@@ -13,6 +13,7 @@ import torch
 from kvxfer.apply import Mapper
 from kvxfer.attention import map_scores
 from kvxfer.errors import KvxferError
+from kvxfer.evals.curves import tried
 from kvxfer.features import DESIGNS, KINDS
 from kvxfer.kv import KV
 from kvxfer.maps import MANIFEST, CacheMap
@@ -116,6 +117,7 @@ def test_dials_are_passed_on() -> None:
     assert found.curves["k_outputs"] == ridge.curves["k_outputs"]
     pair = fit(splits, candidates=("ridge",), k="auto")
     assert pair.curves["k_candidates"] == {"ridge": fit(splits, Ridge, k="auto").curves["k"]}
+    assert tried(pair.curves)["k"] == {"ridge": dict(pair.curves["k_candidates"]["ridge"])}
 
 
 def test_a_mixed_map_is_saved_and_runs(tmp_path: Path) -> None:

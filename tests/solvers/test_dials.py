@@ -16,6 +16,7 @@ from kvxfer.penalties import Attention, Isotropic
 from kvxfer.r2 import HeldOut
 from kvxfer.ranks import Full, Reduced, reduce
 from kvxfer.solvers import Fit, HeadLocal, Ridge, Splits
+from kvxfer.stages.train import _warn
 from tests.samples import Samples, make_samples, make_splits, reference_metric_r2, reference_ridge, relative_error
 
 BOTH = DESIGNS["both"]
@@ -73,6 +74,14 @@ def test_a_fixed_alpha_says_where_it_does_worse_than_ridge() -> None:
         assert not ours["worse_than_isotropic"]
         assert ours["r2_validation"] >= theirs["r2_validation"] - 1e-12
     assert {alpha for _, alpha, _ in chosen.curves["penalty"]["keys.0"]} == {0.0, 0.25, 0.5, 0.75, 1.0}
+
+
+@pytest.mark.parametrize("setting", [(0.0, 1.0), (1e-3, 1e-12)])
+def test_an_alpha_without_effect_is_not_called_worse_than_ridge(setting: tuple[float, float]) -> None:
+    """With λ = 0 nothing is penalised, and an α of 1e-12 leaves λ as it is: what differs is rounding."""
+    for seed in range(3):
+        records = fit(make_splits(make_samples(BOTH, seed=seed)), penalty=Attention(*setting)).diagnostics
+        assert not any(record["worse_than_isotropic"] for record in records)
 
 
 def test_head_local_is_least_squares_of_every_head_by_itself() -> None:
@@ -249,3 +258,12 @@ def test_one_eigendecomposition_solves_as_a_factorisation_does() -> None:
     found = gram.ridge_per_column(right, lams)
     for n, lam in enumerate(lams.tolist()):
         assert relative_error(found[:, n], gram.ridge(right[:, [n]], lam)[0][:, 0]) < 1e-9
+
+
+def test_a_best_lam_at_the_grid_s_end_is_said_with_its_key(caplog: pytest.LogCaptureFixture) -> None:
+    splits = make_splits(make_samples(BOTH))
+    found = fit(splits)
+    record = {**found.diagnostics[0], "at_grid_edge": True}
+    with caplog.at_level("WARNING", logger="kvxfer"):
+        _warn(replace(found, diagnostics=[record]), splits)
+    assert "1 of 1 chosen λ lie on the edge of the grid: set penalty.lam" in caplog.text
