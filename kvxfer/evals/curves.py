@@ -42,8 +42,15 @@ def tried(curves: Mapping[str, Any]) -> dict[str, dict[str, Curve]]:
     elif "k" in curves:
         found["k"] = {"mean of all": {k: score for k, score in curves["k"]}}
     elif "k_candidates" in curves:
-        found["k"] = {name: {k: score for k, score in points} for name, points in curves["k_candidates"].items()}
+        found["k"] = {
+            _candidate(name): {k: score for k, score in points} for name, points in curves["k_candidates"].items()
+        }
     return {dial: lines for dial, lines in found.items() if any(len(curve) > 1 for curve in lines.values())}
+
+
+def _candidate(name: str) -> str:
+    """A line's label: weighted's scores weigh tokens, so its line says nothing of whether it is better than another."""
+    return "weighted (tokens weighed)" if name == "weighted" else name
 
 
 def curves_figure(curves: Mapping[str, Any], path: Path | str) -> bool:

@@ -154,7 +154,7 @@ def _warn(fit: Fit, splits: Splits) -> None:
     if splits.fit.count < _RARE_TOKENS * most:
         log.warning(
             "%d kept tokens for %d features: fewer than %d a feature, so the map may not carry over to other text; "
-            "raise corpus.rows.fit, or lower solver.k",
+            "raise corpus.rows.fit, or read less (solver.method=topk with a lower solver.k, other features)",
             splits.fit.count,
             most,
             _RARE_TOKENS,

@@ -117,7 +117,11 @@ def test_dials_are_passed_on() -> None:
     assert found.curves["k_outputs"] == ridge.curves["k_outputs"]
     pair = fit(splits, candidates=("ridge",), k="auto")
     assert pair.curves["k_candidates"] == {"ridge": fit(splits, Ridge, k="auto").curves["k"]}
-    assert tried(pair.curves)["k"] == {"ridge": dict(pair.curves["k_candidates"]["ridge"])}
+    ridges = {"ridge": dict(pair.curves["k_candidates"]["ridge"])}
+    assert tried(pair.curves)["k"] == ridges
+    # Weighted rows are another scale, which the figure's legend says.
+    both = pair.curves | {"k_candidates": pair.curves["k_candidates"] | {"weighted": [[1, 0.5], [2, 0.6]]}}
+    assert tried(both)["k"] == ridges | {"weighted (tokens weighed)": {1: 0.5, 2: 0.6}}
 
 
 def test_a_mixed_map_is_saved_and_runs(tmp_path: Path) -> None:
