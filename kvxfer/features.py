@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvxfer.errors import KvxferError
@@ -58,7 +59,7 @@ class Features:
     """Which blocks of its source layers a target layer reads, and what else.
 
     Args:
-        name: the option's name.
+        name: the option's name, with what was changed of it (``named``).
         kinds: ``same`` (keys from keys, values from values: arXiv 2608.03893) or ``both`` (each from both).
         previous: how many earlier tokens of the source are read too (0 or more).
         target_embedding: the target's embedding of this token and of so many earlier ones; None for none.
@@ -152,6 +153,20 @@ DESIGNS = {
     "hidden": Features("hidden", kinds="both", source_hidden=True),
     "rich": Features("rich", kinds="both", previous=1, target_embedding=2),
 }
+
+
+def named(given: Features) -> Features:
+    """A design under the name of the option that it equals, else of its option with what was changed of it.
+
+    ``features=both features.previous=1`` is ``previous``, one question and one row; with 2 it is ``both previous=2``.
+    """
+    for option in DESIGNS.values():
+        if replace(given, name=option.name) == option:
+            return option
+    usual = vars(DESIGNS.get(given.name, Features(given.name)))
+    changed = [f"{key}={json.dumps(value)}" for key, value in vars(given).items() if value != usual[key]]
+    return replace(given, name=" ".join([given.name, *changed]))
+
 
 DEMO = ("same", "both", "previous")
 """The designs that ``make demo`` compares."""

@@ -98,7 +98,8 @@ def open_loggers(
     log = Together(FileLogger(Path(run_dir), {"run_id": run_id, "stage": stage, "name": name, "config": config}))
     if spec.mode != "disabled":
         about = {"id": run_id, "name": name, "job_type": stage, "group": spec.group or group, "config": config}
-        tags = sorted({*spec.tags, *tags})
+        # W&B refuses a longer one; a design of which much was changed has a long name.
+        tags = sorted({*spec.tags, *(tag[:64] for tag in tags)})
         log.add("W&B", lambda: WandbLogger(spec, Path(spec.directory or run_dir).expanduser(), **about, tags=tags))
     try:
         yield log

@@ -125,7 +125,7 @@ def test_options_that_are_not_used_leave_the_question_as_it_was():
         (["pair.features=same", "features=previous"], "previous"),
         (["calibration.features=same", "features=same"], "same"),
         (["features=layer0"], "previous+layer0"),
-        (["features.random_relu=5", "features=both"], "previous+both"),
+        (["features.random_relu=5", "features=both"], "previous+both random_relu=5"),
     ],
 )
 def test_calibration_keeps_what_the_map_asks_for(overrides, kept):
@@ -275,3 +275,20 @@ def test_auto_leaves_weights_out_where_they_are_not_wanted():
     assert settings_of("train", "solver=auto", "calibration.weights=none").calibration.weights == "none"
     with pytest.raises(KvxferError, match="set calibration"):
         settings_of("train", "solver=weighted", "calibration.weights=none")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "name"),
+    [
+        (["features=both", "features.previous=1"], "previous"),
+        (["features=relu", "features.random_relu=0"], "both"),
+        (["features=both", "features.previous=2"], "both previous=2"),
+        (["features=rich", "features.target_layer0=true"], "rich target_layer0=true"),
+    ],
+)
+def test_a_changed_design_is_another_design(overrides, name):
+    """The option's own name would make two designs one in a table, and one design two."""
+    settings = settings_of("train", *overrides)
+    assert settings.solver.features.name == settings.columns()["features"] == name
+    if name in DESIGNS:
+        assert settings.solver_config == settings_of("train", f"features={name}").solver_config

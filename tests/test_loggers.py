@@ -120,12 +120,12 @@ def test_the_reader_still_understands_wandb(tmp_path: Path) -> None:
 def test_an_offline_run_holds_everything(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with opened(LoggerSpec(tags=("mine", "toy")), tmp_path / "run", group="sweep", tags=["ridge", "toy"]) as log:
+    with opened(LoggerSpec(tags=("mine", "toy")), tmp_path / "run", group="sweep", tags=["ridge", "t" * 70]) as log:
         tell_all(log, tmp_path / "run")
     assert (said(caplog), capfd.readouterr()) == ([], ("", ""))
     run = only_run(tmp_path / "run" / "wandb")
     assert (run.id, run.name, run.project, run.group, run.job_type) == ("r1", "toy/ridge", "kvxfer", "sweep", "train")
-    assert run.tags == ("mine", "ridge", "toy")
+    assert run.tags == ("mine", "ridge", "toy", "t" * 64)
     assert {"stage": "train", "run_id": "r1", **COLUMNS, "lam": 0.5}.items() <= run.config.items()
     assert run.points("fit/layer") == [3, 1], "a layer that comes later is not dropped"
     assert run.points("fit/r2") == [0.375, 0.125]

@@ -230,10 +230,10 @@ def test_a_killed_pass_goes_on_with_the_weights_it_had(
         assert_same(Moments.load(path / name), Moments.load(whole / name), 1e-12)
 
 
-@pytest.mark.parametrize("name", ["hidden", "products"])
+@pytest.mark.parametrize("name", ["hidden", "products random_products=8"])
 def test_a_design_goes_through_all_commands(name: str, tiny_folders: tuple[Path, Path], tmp_path: Path) -> None:
-    overrides = [*toy_models(tiny_folders), f"features={name}", *TOY_EVAL]
-    overrides += ["features.random_products=8"] if name == "products" else []
+    option, *changed = name.split()
+    overrides = [*toy_models(tiny_folders), f"features={option}", *(f"features.{each}" for each in changed), *TOY_EVAL]
     results = results_of(run("evaluate", tmp_path, *overrides))
     assert results["map"]["features"] == name
     # Two source layers' keys and values, 64 columns each, and the source's hidden state of 64.

@@ -142,7 +142,8 @@ class MapResult:
         """The command line that asks for this map, less its pair and what is usual."""
         found = []
         for group in _GROUPS:
-            found.append(f"{group}={self.name(group)}")
+            option, *changed = self.name(group).split()
+            found += [f"{group}={option}", *(f"{group}.{each}" for each in changed)]
             unsaid = self._unsaid if group == "solver" else _UNSAID
             for key, value in self.data["settings"][group].items():
                 dial = (group, key) in (("penalty", "lam"), ("penalty", "alpha"), ("rank", "r")) and value == "auto"
@@ -203,7 +204,8 @@ class PairResults:
         """What gives a map and its scores again."""
         calibration = one.data["calibration"]
         # Which source layers a small pass keeps depends on the designs that it is to serve.
-        kept = f" calibration.features={calibration['features']}" if "keep_layers" in calibration["settings"] else ""
+        said = "keep_layers" in calibration["settings"] and "=" not in calibration["features"]
+        kept = f" calibration.features={calibration['features']}" if said else ""
         return f"python evaluate.py {self.asked} {one.overrides}{kept}"
 
     @cached_property

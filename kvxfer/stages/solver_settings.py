@@ -8,7 +8,7 @@ from functools import reduce
 from typing import Any
 
 from kvxfer.errors import KvxferError
-from kvxfer.features import DESIGNS, Features
+from kvxfer.features import DESIGNS, Features, named
 from kvxfer.penalties import PENALTIES
 from kvxfer.ranks import RANKS
 from kvxfer.solvers import SOLVERS, Solver
@@ -106,7 +106,7 @@ _FEATURES = tuple(field.name for field in fields(Features) if field.name != "nam
 def _features(conf: Any) -> Features:
     given = {key: getattr(conf.features, key) for key in _FEATURES}
     if conf.features.name != "auto":
-        return Features(conf.features.name, **{key: value for key, value in given.items() if value is not None})
+        return named(Features(conf.features.name, **{key: value for key, value in given.items() if value is not None}))
     for key, value in given.items():
         if value is not None:
             raise KvxferError(f"features.{key}={value} has no effect with features=auto: choose e.g. features=both")

@@ -92,3 +92,12 @@ def test_a_finding_names_the_grid_with_the_settings_of_its_maps(tmp_path: Path) 
         "features=same`"
     )
     assert "[commands](#the-commands)" in made_by(pair, Verdict("confirmed", "", None))
+
+
+def test_the_command_of_a_changed_design_changes_it(tmp_path: Path) -> None:
+    changed = [make_map(1.5, 0, features="both"), make_map(1.4, 1, features="both previous=2 target_layer0=true")]
+    pair = load_results(write(tmp_path, collected(changed)))["toy"]
+    assert len(pair.rows) == 2
+    command = pair.command(max(pair.maps, key=lambda one: len(one.name("features"))))
+    assert command.endswith("rank=full features=both features.previous=2 features.target_layer0=true")
+    compose("evaluate", command.removeprefix("python evaluate.py ").split())
