@@ -37,7 +37,7 @@ class Verdict:
         also: a map beside the grid.
     """
 
-    kind: Literal["confirmed", "contradicted", "no difference found", "not measured"]
+    kind: Literal["confirmed", "contradicted", "not shown", "no difference found", "not measured"]
     numbers: str
     grid: str | None
     maps: Sequence[MapResult] = ()
@@ -86,7 +86,7 @@ def attention_penalty(pair: PairResults) -> Verdict:
 
 
 def alpha_monotone(pair: PairResults) -> Verdict:
-    """Nats along α at one λ: do the ends differ, and does no step go against them that a test can see?"""
+    """Nats along α at one λ: do the ends differ, and does no step go against them, or none that a test sees?"""
     swept = [m for m in pair.calibrated_alike if _is_number(m.dial("penalty", "alpha"))]
     fixed = [m for m in swept if _is_number(m.dial("penalty", "lam"))]
     line = sorted(_largest(fixed, ("penalty", "alpha")), key=lambda m: m.dial("penalty", "alpha"))
@@ -96,7 +96,7 @@ def alpha_monotone(pair: PairResults) -> Verdict:
     nats = [pair.baseline.per_token(m.scores) for m in line]
     ends = difference(line[-1].scores, line[0].scores, pair.baseline)
     steps = [difference(after.scores, before.scores, pair.baseline) for before, after in itertools.pairwise(line)]
-    one_way = not any(step.p < LEVEL and step.nats * ends.nats < 0 for step in steps)
+    against = [step for step in steps if step.nats * ends.nats < 0]
     rho = spearman(alphas, nats)
     trend = "" if rho is None else f", Spearman of α and nats {number(rho[0], 2, sign=True)} ({p_text(rho[1])})"
     way = "quality falls" if ends.nats > 0 else "quality rises"
@@ -106,8 +106,9 @@ def alpha_monotone(pair: PairResults) -> Verdict:
     )
     if ends.p >= LEVEL:
         return Verdict("no difference found", numbers, "alpha", line)
-    if not one_way:
-        return Verdict("contradicted", numbers, "alpha", line)
+    if against:
+        seen = any(step.p < LEVEL for step in against)
+        return Verdict("contradicted" if seen else "not shown", numbers, "alpha", line)
     return Verdict("confirmed", f"{way}: {numbers}", "alpha", line)
 
 

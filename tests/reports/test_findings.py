@@ -35,6 +35,7 @@ def test_the_attention_penalty_is_compared_pairwise(attention: float, kind: str,
         ((1.3, 1.4, 1.5, 1.6), "confirmed", "quality falls"),
         ((1.6, 1.5, 1.4, 1.3), "confirmed", "quality rises"),
         ((1.3, 1.7, 1.5, 1.6), "contradicted", "nats"),
+        ((1.3, 1.6, 1.599, 1.6), "not shown", "nats"),
         ((1.5, 1.7, 1.6, 1.5), "no difference found", "nats"),
     ],
 )
