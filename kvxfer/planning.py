@@ -185,7 +185,7 @@ def _home(pair: Pair, spec: CalibrationSpec, moments: int, working: int) -> str:
         raise KvxferError(
             f"the moments need {size(needed)} and {size(available)} are free: "
             f"{_fitting(pair, spec, available - (needed - moments))}keep fewer candidate source layers "
-            "(calibration.layers=[0,2,4,...]), a leaner design (calibration.features=same) or a smaller "
+            "(calibration.layers=[0,2,4,...]), a leaner design (features=same calibration.features=same) or a smaller "
             "calibration.batch_size"
         )
     return "cpu"
