@@ -67,10 +67,10 @@ def _layer(pair: Pair, solver: Ridge | HeadLocal, kind: str, chosen: list[int], 
     read = width * sum(block.is_source for block in blocks) + _extra_columns(features, pair)
     groups = geometry.kv_heads if isinstance(solver, HeadLocal) else 1
     columns = width // groups
-    ranks = solver.rank.ranks(width)
+    ranks = solver.rank.ranks(solver.rank_width(width, geometry.kv_heads))
     if len(ranks) > 1:
         raise KvxferError("rank.r=auto is chosen on data, which a pair of random weights has none of: set a number")
-    inner = min(ranks[0], columns) if ranks else columns
+    inner = ranks[0] if ranks else columns
     weight = _normal((groups, read // groups, inner), read // groups, draw)
     right = _normal((groups, inner, columns), inner, draw) if ranks else None
     return LinearLayer(blocks, weight, torch.zeros(width), right)

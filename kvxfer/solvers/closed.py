@@ -102,6 +102,10 @@ class Dials:
         """Whether the solver reads ``splits.weighted``."""
         return False
 
+    def rank_width(self, width: int, heads: int) -> int:
+        """The columns that a rank must stay below: of an output of so many columns and heads, or of what is solved."""
+        return width
+
 
 @dataclass(frozen=True)
 class ClosedForm(Dials, ABC):

@@ -27,6 +27,10 @@ class HeadLocal(ClosedForm):
                 f"{self.features.extras[0].kind}: use solver=ridge"
             )
 
+    def rank_width(self, width: int, heads: int) -> int:
+        """A rank is that of one head's map."""
+        return width // heads
+
     def parts(self, blocks: tuple[Block, ...], layout: Layout) -> list[Part]:
         """One solve per head, over that head's columns of every block."""
         columns = torch.arange(len(blocks) * layout.width).view(len(blocks), layout.heads, layout.dim)

@@ -25,7 +25,7 @@ from kvxfer.progress import progress
 from kvxfer.random_features import RANDOM_FILE, load_random, merge_random
 from kvxfer.runs import Run, open_run, read_json, run_id, write_json
 from kvxfer.selection import check_k
-from kvxfer.solvers import HeadLocal, Splits
+from kvxfer.solvers import Splits
 from kvxfer.stages.random_map import refuse_random
 from kvxfer.stages.settings import CalibrateSettings, TrainSettings
 from kvxfer.token_weights import WEIGHTED_SPLITS
@@ -127,7 +127,7 @@ def _refuse_unfittable(settings: TrainSettings, pair: Pair) -> None:
         check_k(solver.k, settings.calibration.source_layers(pair.source.geometry.layers))
     target = pair.target.geometry
     # The ranks are not used here: too large a one is refused. What auto leaves out decides nothing.
-    solver.rank.ranks(target.kv_width // target.kv_heads if isinstance(solver, HeadLocal) else target.kv_width)
+    solver.rank.ranks(solver.rank_width(target.kv_width, target.kv_heads))
 
 
 def _kept(pair: Pair, settings: CalibrateSettings, path: Path) -> Kept:

@@ -20,7 +20,7 @@ from kvxfer.pairs import load_pair
 from kvxfer.plan import Plan
 from kvxfer.random_maps import nearest, random_map
 from kvxfer.ranks import Reduced
-from kvxfer.solvers import Ridge
+from kvxfer.solvers import HeadLocal, Ridge
 from kvxfer.transfer import Transfer
 from tests.doubles import DOUBLES
 from tests.small_runs import results_of, run, settings_of
@@ -90,11 +90,21 @@ def test_mistakes_are_named(shapes, tmp_path):
         (Ridge(k="auto"), r"solver\.k=auto leaves the map's form to data"),
         (Ridge(k=1, features=DESIGNS["relu"]), r"features=relu reads random features"),
         (Ridge(k=1, rank=Reduced("auto")), r"rank\.r=auto is chosen on data"),
+        (HeadLocal(k=1, rank=Reduced(32)), r"rank\.r=32 must be below the 32 output columns"),
     ],
 )
 def test_a_form_that_only_data_decides_is_refused(tiny_pair, solver, said):
     with pytest.raises(KvxferError, match=said):
         random_map(tiny_pair, solver, {})
+
+
+def test_a_share_of_the_rank_is_that_of_what_is_solved(tiny_pair):
+    """As in a fit: a head's map of half the rank, where half of the whole output's would be all of a head's."""
+    ranks = [
+        random_map(tiny_pair, solver(k=1, rank=Reduced(0.5)), {}).layers[0, "keys"].weight.shape[2]
+        for solver in (Ridge, HeadLocal)
+    ]
+    assert ranks == [32, 16]
 
 
 @pytest.mark.parametrize("features", ["same", "rich", "layer0", "hidden"])
