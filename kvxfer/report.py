@@ -32,7 +32,7 @@ from kvxfer.evals.tables import (
     perplexity,
     validate_results,
 )
-from kvxfer.evals.verdict import accuracy_outcome, ancestry_sentence, few_documents, fit_warning, nats_outcome, verdict
+from kvxfer.evals.verdict import accuracy_outcome, ancestry_sentence, cautions, nats_outcome, verdict
 from kvxfer.evals.wording import condition_name
 
 __all__ = [
@@ -138,8 +138,7 @@ def terminal_table(results: Results) -> Table:
     kept = [i for i in range(len(COLUMNS)) if any(row[i] not in ("", NOTHING) for row in cells)]
     best = f" ({results['best']})" if "designs" in results else ""
     caption = verdict(results["conditions"], results["tests"], subject=f"The mapped cache{best}").sentence
-    said = (fit_warning(results), few_documents(results), ancestry_sentence(results))
-    caption = "\n".join(filter(None, (caption, *said)))
+    caption = "\n".join(filter(None, (caption, *cautions(results), ancestry_sentence(results))))
     table = Table(
         title=Text(results["title"], style="bold"),
         caption=Text(f"\n{caption}\np: against the source alone.", style="not italic"),

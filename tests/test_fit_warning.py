@@ -39,3 +39,4 @@ def test_few_documents_are_said_beside_the_verdict():
     results["tests"]["mapped_vs_source"]["documents"] = 16
     assert f"**{said}" in render_report(results).split("## Headline")[0]
     assert said in " ".join(shown(results).split())
+    assert render_comparison({"same": results, "both": results}).split("## ")[0].count(said) == 1

@@ -17,7 +17,7 @@ from kvxfer.evals.markdown import (
     table,
 )
 from kvxfer.evals.tables import p_text, p_value, percent, points, quantity
-from kvxfer.evals.verdict import fit_warning, verdict
+from kvxfer.evals.verdict import few_documents, fit_warning, verdict
 from kvxfer.evals.wording import DESIGNS
 
 
@@ -35,6 +35,8 @@ def comparison_lead(designs: Mapping[str, Results], best: str) -> list[str]:
     chosen = designs[best]
     said = verdict(chosen["conditions"], chosen["tests"], subject=f"The best of {len(designs)} designs, {best},")
     lines = [f"**{said.sentence}**", "", *_strict(chosen, len(designs))]
+    if (few := few_documents(chosen)) is not None:
+        lines += [f"**{few}**", ""]
     for name, results in designs.items():
         if (warning := fit_warning(results)) is not None:
             lines += [f"**Design `{name}`: {warning}**", ""]

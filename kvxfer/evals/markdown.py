@@ -17,7 +17,7 @@ from kvxfer.evals.tables import (
     quantity,
     setting,
 )
-from kvxfer.evals.verdict import ancestry_sentence, few_documents, fit_warning, verdict
+from kvxfer.evals.verdict import ancestry_sentence, cautions, verdict
 from kvxfer.evals.wording import GLOSSARY, INTRODUCTION, condition_name
 
 Results = Mapping[str, Any]
@@ -62,9 +62,8 @@ def lead(results: Results) -> list[str]:
 
 def warnings(results: Results) -> list[str]:
     """That the map does less than its fit said, or the tests rest on little; what a pruned pair must show first."""
-    found = (fit_warning(results), few_documents(results), ancestry_sentence(results))
-    said = [each for each in found if each is not None]
-    return [line for each in said for line in (f"**{each}**", "")]
+    said = [*cautions(results), ancestry_sentence(results)]
+    return [line for each in said if each is not None for line in (f"**{each}**", "")]
 
 
 def figure_paths(results: Results) -> dict[str, str]:

@@ -149,6 +149,11 @@ def fit_warning(results: Mapping[str, Any]) -> str | None:
     )
 
 
+def cautions(results: Mapping[str, Any]) -> list[str]:
+    """What a reader of the verdict must be warned of."""
+    return [each for each in (fit_warning(results), few_documents(results)) if each is not None]
+
+
 def few_documents(results: Mapping[str, Any]) -> str | None:
     """That the paired tests rest on few documents; None from FEWEST_DOCUMENTS on, or where no test was made."""
     count = results["tests"].get("mapped_vs_source", {}).get("documents")

@@ -21,7 +21,7 @@ from kvxfer.evals.items import Batch, EvalSpec
 from kvxfer.evals.pages import RESULTS, written
 from kvxfer.evals.statistics import summarise
 from kvxfer.evals.tables import number, percent
-from kvxfer.evals.verdict import few_documents, fit_warning
+from kvxfer.evals.verdict import cautions
 from kvxfer.loggers import RunLogger
 from kvxfer.maps import CacheMap
 from kvxfer.pairs import Load, Pair, load_pair
@@ -82,7 +82,7 @@ def evaluate(settings: EvaluateSettings, show: bool = True, load: Load = load_pa
         Console().print(terminal_table(results))
     else:
         log.info("%s: %s", results["title"], _line(results["conditions"]["mapped"]))
-        for warning in filter(None, (fit_warning(results), few_documents(results))):
+        for warning in cautions(results):
             log.warning("%s: %s", results["title"], warning)
     return written(run.path)
 
