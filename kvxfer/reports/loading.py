@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from kvxfer.collect import SCHEMA
 from kvxfer.errors import KvxferError
+from kvxfer.evals.items import EvalSpec
 from kvxfer.reports.data import Baseline, Json, MapResult, PairResults, Scores, commonest
 
 AGREE = 0.01
@@ -73,12 +75,22 @@ def _asked(baseline: Json) -> str:
     return "questions" if only else str(config.get("corpus", {}).get("name"))
 
 
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "mapped": {},
+    "mapped_choices": {"choices": 4, "questions": 1, "score_rest": True},
+    "choices": {"choices": 4},
+}
+"""What options of ``eval`` set, where it is not what goes without saying."""
+
+_SAID = ("stories", "questions", "length", "prefix", "choices", "answer", "seed")
+
+
 def _option(asked: Json) -> str:
-    """The overrides of ``eval`` that ask this of the mapped cache alone."""
-    if not asked.get("choices"):
-        return "eval=mapped"
-    name, questions = ("mapped_choices", 1) if asked.get("score_rest") else ("choices", 5)
-    return f"eval={name}" + (f" eval.questions={asked['questions']}" if asked["questions"] != questions else "")
+    """The overrides of ``eval`` that ask for the items of a baseline."""
+    name = "mapped" if not asked.get("choices") else "mapped_choices" if asked.get("score_rest") else "choices"
+    usual = {**vars(EvalSpec()), **_OPTIONS[name]}
+    changed = [f"eval.{key}={json.dumps(asked[key])}" for key in _SAID if asked.get(key, usual[key]) != usual[key]]
+    return " ".join([f"eval={name}", *changed])
 
 
 def _baseline(identifier: str, data: Json) -> Baseline:

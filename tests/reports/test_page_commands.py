@@ -101,3 +101,9 @@ def test_the_command_of_a_changed_design_changes_it(tmp_path: Path) -> None:
     command = pair.command(max(pair.maps, key=lambda one: len(one.name("features"))))
     assert command.endswith("rank=full features=both features.previous=2 features.target_layer0=true")
     compose("evaluate", command.removeprefix("python evaluate.py ").split())
+
+
+def test_the_command_asks_for_the_items_that_were_asked(tmp_path: Path) -> None:
+    data = collected([make_map(1.5, 0)])
+    data["baselines"]["b"]["config"]["eval"] = {"stories": 60, "questions": 5, "seed": 3, "prefix": None}
+    assert load_results(write(tmp_path, data))["toy"].asked == "pair=toy eval=mapped eval.stories=60 eval.seed=3"
