@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from kvxfer.evals.figures import COLOURS, DPI, INK, LINE, MARK, STYLE
 
@@ -84,6 +85,8 @@ def _panel(axes: Axes, dial: str, lines: Mapping[str, Curve]) -> None:
         axes.plot(common, values, color=colour, linewidth=2, marker="o", markersize=4, label=name)
     if dial == "lam":
         axes.set_xscale("log")
+    elif dial in ("k", "rank"):
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel(TITLES[dial])
     axes.grid(color=LINE, linewidth=0.8)
     axes.tick_params(length=0)
