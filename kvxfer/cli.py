@@ -89,7 +89,7 @@ def _guarded(run: Callable[[], None]) -> None:
     try:
         run()
     except KeyboardInterrupt:
-        print("interrupted; the same command goes on with what is finished", file=sys.stderr)
+        print("interrupted: give the same command again and it goes on from what is finished", file=sys.stderr)
         sys.exit(130)
     except Exception as error:
         if wants_traceback or (_begun.is_set() and not _known(error)):

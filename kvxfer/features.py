@@ -164,7 +164,11 @@ def named(given: Features) -> Features:
         if replace(given, name=option.name) == option:
             return option
     usual = vars(DESIGNS.get(given.name, Features(given.name)))
-    changed = [f"{key}={json.dumps(value)}" for key, value in vars(given).items() if value != usual[key]]
+    changed = [
+        f"{key}={value if isinstance(value, str) else json.dumps(value)}"
+        for key, value in vars(given).items()
+        if value != usual[key]
+    ]
     return replace(given, name=" ".join([given.name, *changed]))
 
 

@@ -229,4 +229,6 @@ def test_an_interrupt_says_that_the_same_command_goes_on(monkeypatch, tmp_path, 
     with pytest.raises(SystemExit) as ended:
         cli.main("train")
     assert ended.value.code == 130
-    assert capsys.readouterr().err.endswith("interrupted; the same command goes on with what is finished\n")
+    assert capsys.readouterr().err.endswith(
+        "interrupted: give the same command again and it goes on from what is finished\n"
+    )

@@ -284,6 +284,7 @@ def test_auto_leaves_weights_out_where_they_are_not_wanted():
         (["features=relu", "features.random_relu=0"], "both"),
         (["features=both", "features.previous=2"], "both previous=2"),
         (["features=rich", "features.target_layer0=true"], "rich target_layer0=true"),
+        (["features=previous", "features.kinds=same"], "previous kinds=same"),
     ],
 )
 def test_a_changed_design_is_another_design(overrides, name):

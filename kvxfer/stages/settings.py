@@ -159,7 +159,7 @@ def _common(conf: Any, features: Features | None, probe: bool = False, weights: 
         if (getattr(keeps, key) or 0) >= corpus.length:
             raise KvxferError(
                 f"features.{key}={getattr(keeps, key)} reads further back than a row of corpus.length={corpus.length} "
-                f"goes: lower features.{key}"
+                f"goes: lower features.{key} or raise corpus.length"
             )
     layers = conf.calibration.layers
     spec = {
