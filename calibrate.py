@@ -1,6 +1,6 @@
 """Collect the moments of a pair: python calibrate.py pair=toy."""
 
-from kvxfer.cli import calibrate
+from kvxfer.experiment.cli import calibrate
 
 if __name__ == "__main__":
     calibrate()

@@ -1,6 +1,6 @@
 """Measure what a map is worth: python evaluate.py pair=toy."""
 
-from kvxfer.cli import evaluate
+from kvxfer.experiment.cli import evaluate
 
 if __name__ == "__main__":
     evaluate()

@@ -18,17 +18,17 @@ from dataclasses import dataclass, field
 
 import torch
 
-from kvxfer.apply import Mapper
-from kvxfer.config import compose, to_settings
 from kvxfer.errors import KvxferError
-from kvxfer.evals.latency_costs import Work, map_work
-from kvxfer.hf import resolve_device
-from kvxfer.kv import KV
-from kvxfer.maps import CacheMap
-from kvxfer.pairs import Pair, load_pair, random_pair
-from kvxfer.random_maps import random_map, with_random_trunks
-from kvxfer.stages.settings import TrainSettings
-from kvxfer.timing import Stopwatch, machine, peak_bandwidth, peak_flops
+from kvxfer.evals.latency.clocks import Stopwatch, machine, peak_bandwidth, peak_flops
+from kvxfer.evals.latency.costs import Work, map_work
+from kvxfer.experiment.config import compose, to_settings
+from kvxfer.experiment.settings import TrainSettings
+from kvxfer.fitting.random_maps import random_map, with_random_trunks
+from kvxfer.maps.apply import Mapper
+from kvxfer.maps.artifact import CacheMap
+from kvxfer.models.hf import resolve_device
+from kvxfer.models.kv import KV
+from kvxfer.models.pair import Pair, load_pair, random_pair
 
 _FLOAT32 = 4
 

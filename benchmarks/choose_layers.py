@@ -17,10 +17,10 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor, nn
 
-from kvxfer.cli import set_up_logging
-from kvxfer.config import compose, to_settings
-from kvxfer.corpus import load_rows
-from kvxfer.hf import load_model
+from kvxfer.experiment.cli import set_up_logging
+from kvxfer.experiment.config import compose, to_settings
+from kvxfer.models.hf import load_model
+from kvxfer.text.corpus import load_rows
 
 FEWEST, MOST = 4, 8
 

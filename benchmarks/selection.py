@@ -24,12 +24,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from kvxfer.features import DESIGNS, KINDS, Block
-from kvxfer.moments import Layout, Moments, Output
-from kvxfer.penalties import Isotropic
-from kvxfer.solvers import Ridge, Splits
-from kvxfer.solvers.design import Design
-from kvxfer.solvers.engine import Engine
+from kvxfer.fitting.closed import Ridge, Splits
+from kvxfer.fitting.closed.design import Design
+from kvxfer.fitting.closed.engine import Engine
+from kvxfer.fitting.closed.penalties import Isotropic
+from kvxfer.maps.blocks import DESIGNS, KINDS, Block
+from kvxfer.moments.moments import Layout, Moments, Output
 
 SAME = DESIGNS["same"]
 HEADS, K, POOL = 4, 4, 8

@@ -21,12 +21,12 @@ from typing import Any
 import torch
 
 from kvxfer.errors import KvxferError
-from kvxfer.evals.latency_costs import spread
-from kvxfer.evals.vllm import SCHEMA, floor_seconds, require_above_floor
-from kvxfer.geometry import Geometry
-from kvxfer.hf import ModelSpec, load_config, read_geometry, resolve_device, resolved_revision
-from kvxfer.runs import write_json
-from kvxfer.timing import machine, peak_flops
+from kvxfer.evals.latency.clocks import machine, peak_flops
+from kvxfer.evals.latency.costs import spread
+from kvxfer.evals.latency.vllm import SCHEMA, floor_seconds, require_above_floor
+from kvxfer.experiment.runs import write_json
+from kvxfer.models.geometry import Geometry
+from kvxfer.models.hf import ModelSpec, load_config, read_geometry, resolve_device, resolved_revision
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 

@@ -1,4 +1,4 @@
-"""The sweeper of kvxfer. Hydra takes sweepers from this namespace only; what it hands over lives in kvxfer.sweeps."""
+"""The sweeper of kvxfer. Hydra takes sweepers from this namespace only; what it hands over lives in kvxfer.experiment.sweeps."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hydra.core.utils import JobReturn
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-from kvxfer.cli import one_line, wrong_option
-from kvxfer.config import job_config, plain, refuse_in_multirun, save_job, stage_of, to_settings, value_of
 from kvxfer.errors import KvxferError
-from kvxfer.sweeps.jobs import Job, job_file, sweep_id
-from kvxfer.sweeps.skipping import read_skip, without_skipped
+from kvxfer.experiment.cli import one_line, wrong_option
+from kvxfer.experiment.config import job_config, plain, refuse_in_multirun, save_job, stage_of, to_settings, value_of
+from kvxfer.experiment.sweeps.jobs import Job, job_file, sweep_id
+from kvxfer.experiment.sweeps.skipping import read_skip, without_skipped
 
 log = logging.getLogger("kvxfer")
 
@@ -68,7 +68,7 @@ class GridSweeper(BasicSweeper):
             returns.append(self.launcher.launch([[*job, place] for job in batch], initial_job_idx=done))
         outcomes = [result.return_value for batch in returns for result in batch]
         # matplotlib and rich are needed at the end only.
-        from kvxfer.sweeps.summary import summarise
+        from kvxfer.experiment.sweeps.summary import summarise
 
         summarise(self.stage, home, jobs, outcomes)
         return returns

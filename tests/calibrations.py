@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from kvxfer.calibration import CALIBRATION_SPLITS, CalibrationSpec
-from kvxfer.corpus import CorpusSpec, RowCounts
-from kvxfer.hf import LoadedModel
-from kvxfer.kv import KV, LayerTensors
-from kvxfer.loggers import LoggerSpec
-from kvxfer.pairs import PairSpec
-from kvxfer.stages.settings import CalibrateSettings
+from kvxfer.experiment.loggers import LoggerSpec
+from kvxfer.experiment.settings import CalibrateSettings
+from kvxfer.models.hf import LoadedModel
+from kvxfer.models.kv import KV, LayerTensors
+from kvxfer.models.pair import PairSpec
+from kvxfer.moments.calibration import CALIBRATION_SPLITS, CalibrationSpec
+from kvxfer.text.corpus import CorpusSpec, RowCounts
 
 ROWS = RowCounts(fit=10, validation=5, held_out=3, evaluation=1)
 LENGTH = 64

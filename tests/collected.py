@@ -1,4 +1,4 @@
-"""Committed results as ``kvxfer.collect`` writes them, with as many maps of a given quality as a test needs."""
+"""Committed results as ``tools.collect`` writes them, with as many maps of a given quality as a test needs."""
 
 from __future__ import annotations
 

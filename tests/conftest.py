@@ -16,7 +16,7 @@ import pytest
 from launching import PNG, launched  # noqa: F401  (a fixture)
 from matplotlib.figure import Figure
 
-from kvxfer.pairs import ModelSpec, Pair, PairSpec, load_pair
+from kvxfer.models.pair import ModelSpec, Pair, PairSpec, load_pair
 
 
 @pytest.fixture

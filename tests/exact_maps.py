@@ -7,11 +7,11 @@ from pathlib import Path
 
 import torch
 
-from kvxfer.features import KINDS, Block
-from kvxfer.maps import DIAGNOSTICS, CacheMap
-from kvxfer.pairs import Pair
-from kvxfer.runs import write_json
-from kvxfer.solvers import LinearLayer
+from kvxfer.experiment.runs import write_json
+from kvxfer.fitting.closed import LinearLayer
+from kvxfer.maps.artifact import DIAGNOSTICS, CacheMap
+from kvxfer.maps.blocks import KINDS, Block
+from kvxfer.models.pair import Pair
 
 
 def with_itself(pair: Pair) -> Pair:

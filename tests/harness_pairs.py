@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from lm_eval.api.instance import Instance
 
-from kvxfer.apply import Mapper
-from kvxfer.evals.harness import Condition, Handover
-from kvxfer.evals.harness_model import HarnessModel
-from kvxfer.features import DESIGNS, KINDS
-from kvxfer.maps import CacheMap
-from kvxfer.pairs import Pair
-from kvxfer.plan import Plan
-from kvxfer.solvers import LinearLayer
+from kvxfer.evals.benchmarks.model import HarnessModel
+from kvxfer.evals.benchmarks.requests import Condition, Handover
+from kvxfer.fitting.closed import LinearLayer
+from kvxfer.maps.apply import Mapper
+from kvxfer.maps.artifact import CacheMap
+from kvxfer.maps.blocks import DESIGNS, KINDS
+from kvxfer.maps.plan import Plan
+from kvxfer.models.pair import Pair
 
 PLAN = Plan("sinks", exact_first=2, hold_back=1)
 

@@ -11,8 +11,8 @@ from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 
-from kvxfer import cli
-from kvxfer.sweeps.jobs import Outcome
+from kvxfer.experiment import cli
+from kvxfer.experiment.sweeps.jobs import Outcome
 
 REPOSITORY = Path(__file__).parents[1]
 SWEEPS = REPOSITORY / "sweeps"

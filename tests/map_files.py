@@ -10,8 +10,8 @@ from typing import Any
 
 from safetensors.torch import load_file, save_file
 
-from kvxfer.maps import MANIFEST, TENSORS
-from kvxfer.runs import file_sha256
+from kvxfer.experiment.runs import file_sha256
+from kvxfer.maps.artifact import MANIFEST, TENSORS
 
 
 def rewrite(directory: Path, change: Any) -> None:

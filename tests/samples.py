@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvxfer.features import KINDS, Block, Features
-from kvxfer.metrics import Metric, Metrics
-from kvxfer.moments import Layout, Moments, Output
-from kvxfer.probe import Probe
-from kvxfer.random_features import RandomFeatures
-from kvxfer.solvers import Splits
+from kvxfer.fitting.closed import Splits
+from kvxfer.maps.blocks import KINDS, Block, Features
+from kvxfer.maps.random_features import RandomFeatures
+from kvxfer.moments.moments import Layout, Moments, Output
+from kvxfer.moments.probe import Probe
+from kvxfer.moments.query_metric import Metric, Metrics
 
 
 @dataclass(frozen=True)

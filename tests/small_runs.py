@@ -8,7 +8,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from kvxfer.config import compose, to_settings
+from kvxfer.experiment.config import compose, to_settings
 
 TEXT = "the key is in the kitchen and anna has the red box; who reads the same prompt, models of one family?"
 TEXT_ROWS = [
@@ -40,7 +40,7 @@ def settings_of(stage: str, outputs: Path, *overrides: str) -> Any:
 def run(stage: str, outputs: Path, *overrides: str) -> Path:
     """The directory that a stage leaves behind."""
     settings = settings_of(stage, outputs, *overrides)
-    call = getattr(importlib.import_module(f"kvxfer.stages.{stage}"), stage)
+    call = getattr(importlib.import_module(f"kvxfer.experiment.stages.{stage}"), stage)
     return call(settings, show=False)[0].parent if stage == "evaluate" else call(settings)
 
 

@@ -1,4 +1,4 @@
-"""The table that puts every solver through one suite (``tests/solvers/test_matrix.py``). A new solver is one entry."""
+"""The table that puts every solver through one suite (``tests/fitting/closed/test_matrix.py``). A new solver is one entry."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from kvxfer.features import DESIGNS, Features
-from kvxfer.metrics import Metric
-from kvxfer.penalties import Attention, Isotropic, Penalty
-from kvxfer.ranks import Full, Rank, Reduced
-from kvxfer.solvers import Auto, HeadLocal, Ridge, Solver, Weighted
+from kvxfer.fitting.closed import Auto, HeadLocal, Ridge, Solver, Weighted
+from kvxfer.fitting.closed.penalties import Attention, Isotropic, Penalty
+from kvxfer.fitting.closed.ranks import Full, Rank, Reduced
+from kvxfer.maps.blocks import DESIGNS, Features
+from kvxfer.moments.query_metric import Metric
 from tests.samples import reference_map
 
 Reference = Callable[[Tensor, Tensor, float, Metric], tuple[Tensor, Tensor]]

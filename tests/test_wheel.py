@@ -16,7 +16,7 @@ COMPOSE = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
 import kvxfer
-from kvxfer.config import compose, config_directory
+from kvxfer.experiment.config import compose, config_directory
 found = {stage: compose(stage, []).pair.name for stage in ("calibrate", "train", "evaluate")}
 print(json.dumps({"package": kvxfer.__file__, "configs": str(config_directory()), "found": found}))
 """

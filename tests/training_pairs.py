@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kvxfer.hf import LoadedModel, read_geometry
-from kvxfer.kv import KV
-from kvxfer.pairs import ModelSpec, Pair, PairSpec
-from kvxfer.training.activations import Activations, ActivationStore
+from kvxfer.fitting.trained.activations import Activations, ActivationStore
+from kvxfer.models.hf import LoadedModel, read_geometry
+from kvxfer.models.kv import KV
+from kvxfer.models.pair import ModelSpec, Pair, PairSpec
 from tests.doubles import tiny_model, tiny_tokenizer
 
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from kvxfer.corpus import Rows
-from kvxfer.features import DESIGNS
-from kvxfer.maps import CacheMap
-from kvxfer.pairs import Pair
-from kvxfer.training.loop import TrainedMap, TrainingRows, fit_network
-from kvxfer.training.specs import Corrected, Trained, TrainerSpec
+from kvxfer.fitting.trained.loop import TrainedMap, TrainingRows, fit_network
+from kvxfer.fitting.trained.specs import Corrected, Trained, TrainerSpec
+from kvxfer.maps.artifact import CacheMap
+from kvxfer.maps.blocks import DESIGNS
+from kvxfer.models.pair import Pair
+from kvxfer.text.corpus import Rows
 from tests.random_maps import random_map
 
 TRAINER = TrainerSpec(

@@ -9,14 +9,14 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from kvxfer.ancestry import find_ancestry
-from kvxfer.apply import Mapper
-from kvxfer.extras import read_source
-from kvxfer.hf import LoadedModel
-from kvxfer.kv import KV
-from kvxfer.pairs import Pair
-from kvxfer.plan import Plan
-from kvxfer.transfer import Transfer
+from kvxfer.handoff.transfer import Transfer
+from kvxfer.maps.apply import Mapper
+from kvxfer.maps.columns import read_source
+from kvxfer.maps.plan import Plan
+from kvxfer.models.ancestry import find_ancestry
+from kvxfer.models.hf import LoadedModel
+from kvxfer.models.kv import KV
+from kvxfer.models.pair import Pair
 
 PRUNED = ("ancestor_copy",)
 """One more, for a pair whose source was pruned from its target."""

@@ -11,11 +11,11 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from kvxfer.apply import Mapper
 from kvxfer.evals.conditions import Prepared, mapped_conditions
 from kvxfer.evals.items import Item
-from kvxfer.pairs import Pair
-from kvxfer.plan import Plan
+from kvxfer.maps.apply import Mapper
+from kvxfer.maps.plan import Plan
+from kvxfer.models.pair import Pair
 
 CONDITIONS = ("ceiling", "source", "mapped", "floor")
 """Who decodes. The ceiling comes first: the others are compared with what it writes."""

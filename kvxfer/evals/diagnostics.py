@@ -8,18 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from kvxfer.corpus import CorpusSpec, load_rows
 from kvxfer.errors import KvxferError
-from kvxfer.evals.base import Data, Evaluation, Subject
-from kvxfer.evals.correlations import MEASURES, correlate
-from kvxfer.evals.diagnosing import Diagnosis, Predictions, Ratios
-from kvxfer.evals.diagnostics_report import FIGURES, correlation_table, domains_table, figures_of, layers_table
+from kvxfer.evals.evaluation import Data, Evaluation, Subject
 from kvxfer.evals.fit_check import recorded_r2
+from kvxfer.evals.inside_target import Diagnosis, Predictions, Ratios
 from kvxfer.evals.intervals import paired_difference
-from kvxfer.evals.tables import interval, number, p_text, percent
-from kvxfer.evals.verdict import Outcome, Verdict, outcome
-from kvxfer.features import KINDS
+from kvxfer.maps.blocks import KINDS
 from kvxfer.progress import progress
+from kvxfer.report.correlations import MEASURES, correlate
+from kvxfer.report.diagnostics import FIGURES, correlation_table, domains_table, figures_of, layers_table
+from kvxfer.report.tables import interval, number, p_text, percent
+from kvxfer.report.verdict import Outcome, Verdict, outcome
+from kvxfer.text.corpus import CorpusSpec, load_rows
 
 
 @dataclass(frozen=True)

@@ -1,78 +1,129 @@
-"""All items under all conditions: the records that statistics are made of."""
+"""One evaluation of a map: what it is set to, what it measures, and how a reader is told.
+
+An evaluation is one small dataclass in a file of its own. Its fields are the keys of its options (``configs/eval``);
+``measure`` gives plain JSON, and everything a reader sees is made from that JSON alone, so that reports of finished
+runs can be made again and set side by side. Questions with answers and text that follows a prefix (``items``) have a
+stage of their own, since their baselines are shared between maps.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
 
-import torch
-from torch import Tensor
+from kvxfer.evals.paired import scored_lists
+from kvxfer.experiment.runs import RECORD, read_json
+from kvxfer.handoff.conversation import Direction
+from kvxfer.maps.apply import Mapper
+from kvxfer.maps.artifact import CacheMap
+from kvxfer.maps.plan import Plan
+from kvxfer.models.pair import Pair
+from kvxfer.report.verdict import Verdict
+from kvxfer.text.corpus import CorpusSpec
 
-from kvxfer.evals.conditions import HANDED, OWN, PRUNED, Prepared
-from kvxfer.evals.items import Batch, Item
-from kvxfer.evals.scoring import score
-
-Records = dict[str, dict[str, Any]]
-
-
-def empty_records(items: list[Item]) -> Records:
-    """One record per item, in order, without scores."""
-    records = {}
-    for item in items:
-        record: dict[str, Any] = {"id": item.id, "document": item.document, "kind": item.kind}
-        record |= {"tokens": len(item.answer), "nats": {}}
-        if item.candidates:
-            record |= {"chance": item.chance, "correct": {}, "generated": {}}
-        records[item.id] = record
-    return records
+Data = Mapping[str, Any]
 
 
-def add_scores(records: Records, name: str, prepared: Prepared, batch: Batch, stop: int | None) -> None:
-    """Score a batch under one condition into its records."""
-    for item, result in zip(batch.items, score(prepared, batch.items, stop), strict=True):
-        record = records[item.id]
-        record["nats"][name] = result.nats
-        if result.correct is not None:
-            record["correct"][name] = result.correct
-        if result.generated is not None:
-            record["generated"][name] = result.generated
+@dataclass(frozen=True)
+class Subject:
+    """What is evaluated, and what it may be asked about.
 
-
-@torch.inference_mode()
-def evaluate_items(
-    batches: list[Batch],
-    conditions: Callable[[Batch], dict[str, Prepared]],
-    stop: int | None,
-    advance: Callable[[int], None],
-    baselines: Records | None = None,
-) -> Records:
-    """Score every batch under every condition.
-
-    Args:
-        conditions: what the target is handed for a batch, by condition.
-        stop: the token that ends a free answer, or None for no free answers.
-        baselines: records of the same items; those of their conditions that are not prepared are taken over.
+    Attributes:
+        mapper: the map, ready to run on the target's device.
+        directory: where the map lies, with what its fit recorded beside it.
+        corpus: the run's own text; only its evaluation split is read.
+        domains: more texts, as ``eval.domains`` names them.
+        outputs: where other runs are.
+        reverse: the same models the other way round, with the map of that direction; None unless ``needs_reverse``.
     """
-    records = empty_records([item for batch in batches for item in batch.items])
-    for batch in batches:
-        prepared = conditions(batch)
-        for name in (*OWN, *HANDED, *PRUNED):
-            if name in prepared:
-                add_scores(records, name, prepared[name], batch, stop)
-            elif baselines is not None:
-                _take_over(records, baselines, batch, name)
-        advance(len(batch.items))
-    return records
+
+    pair: Pair
+    cache_map: CacheMap
+    mapper: Mapper
+    directory: Path
+    plan: Plan
+    corpus: CorpusSpec
+    domains: tuple[CorpusSpec, ...]
+    outputs: Path
+    reverse: Direction | None = None
+
+    @property
+    def calibrated_length(self) -> int | None:
+        """Tokens of the rows that the map was calibrated on; None where neither it nor its calibration says."""
+        manifest = self.cache_map.manifest
+        if "calibrated_on" in manifest:
+            return int(manifest["calibrated_on"]["length"])
+        # Maps from before their manifests said it.
+        for outputs in (self.directory.resolve().parent.parent, self.outputs):
+            record = outputs / "calibrate" / str(manifest.get("calibration")) / RECORD
+            if record.is_file():
+                return int(read_json(record)["config"]["corpus"]["length"])
+        return None
+
+    @property
+    def texts(self) -> tuple[CorpusSpec, ...]:
+        """The run's own text, then the others, each once."""
+        known = {self.corpus.name}
+        return (self.corpus, *(each for each in self.domains if each.name not in known))
 
 
-def _take_over(records: Records, baselines: Records, batch: Batch, name: str) -> None:
-    for item in batch.items:
-        for measure in ("nats", "correct", "generated"):
-            if name in baselines[item.id].get(measure, {}):
-                records[item.id][measure][name] = baselines[item.id][measure][name]
+@dataclass(frozen=True)
+class Evaluation(ABC):
+    """The base of every evaluation but ``items``.
 
+    ``kind`` is its name in ``kvxfer.evals.kinds``, ``heading`` what a report calls it; ``version`` is raised whenever
+    its numbers may change. One that is ``timed`` asks another question on another machine.
+    """
 
-def held_back_question(batch: Batch) -> int:
-    """How many tokens the target reads itself when only the context is handed over."""
-    prompt: Tensor = batch.prompt
-    return prompt.shape[1] - batch.context
+    kind: ClassVar[str]
+    heading: ClassVar[str]
+    version: ClassVar[int] = 1
+    timed: ClassVar[bool] = False
+
+    name: str
+
+    def identity(self) -> dict[str, Any]:
+        """What decides the numbers, as plain JSON types; the option's name does not."""
+        fields = {key: list(value) if isinstance(value, tuple) else value for key, value in vars(self).items()}
+        return {"kind": self.kind, "version": self.version, **{k: v for k, v in fields.items() if k != "name"}}
+
+    def needs_reverse(self, reverse: bool) -> bool:
+        """Whether the map of the other direction is needed too; ``reverse`` is the run's ``pair.reverse``."""
+        return False
+
+    @abstractmethod
+    def measure(self, subject: Subject) -> dict[str, Any]:
+        """Everything that was measured, as plain JSON types."""
+
+    @classmethod
+    @abstractmethod
+    def verdict(cls, data: Data) -> Verdict:
+        """What it comes to, in a sentence with its numbers."""
+
+    @classmethod
+    @abstractmethod
+    def sections(cls, data: Data) -> list[str]:
+        """Markdown: tables, what they mean, and the figures by the paths that ``figures`` gives them."""
+
+    @classmethod
+    @abstractmethod
+    def metrics(cls, data: Data) -> dict[str, float]:
+        """The numbers to log, flat."""
+
+    @classmethod
+    def by_task(cls, data: Data) -> dict[str, Mapping[str, Any]]:
+        """The ``conditions`` of every task that has answers, by its name, for the figure of all tasks; none here."""
+        return {}
+
+    @classmethod
+    def paired(cls, data: Data) -> dict[str, list[Mapping[str, Any]]]:
+        """Lists of single items (``kvxfer.evals.paired``) by name, on which two runs are tested; here by their nats."""
+        return scored_lists(data)
+
+    @classmethod
+    @abstractmethod
+    def figures(cls, data: Data, folder: Path) -> None:
+        """Draw into ``folder`` (``figures/`` beside the report) as ``<kind>_<name>.png``."""

@@ -13,14 +13,14 @@ from typing import Any
 from jaxtyping import Int
 from torch import Tensor
 
-from kvxfer.apply import Mapper
 from kvxfer.errors import KvxferError
-from kvxfer.evals.content import content_errors
-from kvxfer.maps import DIAGNOSTICS, CacheMap
-from kvxfer.moments import Output
-from kvxfer.pairs import Pair
-from kvxfer.plan import Plan
-from kvxfer.runs import read_json
+from kvxfer.experiment.runs import read_json
+from kvxfer.maps.apply import Mapper
+from kvxfer.maps.artifact import DIAGNOSTICS, CacheMap
+from kvxfer.maps.content_errors import content_errors
+from kvxfer.maps.plan import Plan
+from kvxfer.models.pair import Pair
+from kvxfer.moments.moments import Output
 
 TOLERATED_DROP = 0.15
 """R² of one target layer and kind may be so much below the fit's held-out one. Evaluation rows of the calibrated text

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from kvxfer.errors import KvxferError
 from kvxfer.evals.kinds import KINDS
 from kvxfer.evals.statistics import summarise
-from kvxfer.evals.verdict import WORDS, Verdict, accuracy_outcome, ancestry_sentence, nats_outcome, verdict
+from kvxfer.report.verdict import WORDS, Verdict, accuracy_outcome, ancestry_sentence, nats_outcome, verdict
 
 Json = Mapping[str, Any]
 

@@ -10,7 +10,7 @@ from kvxfer.errors import KvxferError
 from kvxfer.evals.conditions import Prepared
 from kvxfer.evals.items import Batch
 from kvxfer.evals.scoring import token_log_likelihoods
-from kvxfer.pairs import Pair
+from kvxfer.models.pair import Pair
 
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 5e-2}
 """Nats per token by which a target may differ when it goes on from its own cache."""

@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvxfer.corpus import load_rows
 from kvxfer.errors import KvxferError
-from kvxfer.evals.base import Data, Evaluation, Subject
 from kvxfer.evals.decoding import CONDITIONS, Decoded, Decoder
 from kvxfer.evals.divergence import OTHERS, summarise_decoding
-from kvxfer.evals.figures import COLOURS, CONTROL
+from kvxfer.evals.evaluation import Data, Evaluation, Subject
 from kvxfer.evals.items import EvalSpec, Item, toy_items
-from kvxfer.evals.markdown import table
 from kvxfer.evals.paired import paired_item
-from kvxfer.evals.series import Panel, Series, series_figure
-from kvxfer.evals.tables import interval, number, p_value, percent, points
-from kvxfer.evals.verdict import Verdict, verdict
-from kvxfer.evals.wording import condition_name
 from kvxfer.progress import progress
+from kvxfer.report.figures import COLOURS, CONTROL
+from kvxfer.report.markdown import table
+from kvxfer.report.series import Panel, Series, series_figure
+from kvxfer.report.tables import interval, number, p_value, percent, points
+from kvxfer.report.verdict import Verdict, verdict
+from kvxfer.report.wording import condition_name
+from kvxfer.text.corpus import load_rows
 
 EXAMPLES = 3
 FREE_CHOICE = [

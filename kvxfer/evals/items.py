@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from kvxfer.corpus import CorpusSpec, load_rows, toy_stories
 from kvxfer.errors import KvxferError
+from kvxfer.text.corpus import CorpusSpec, load_rows, toy_stories
 
 CONDITIONS = ("all", "mapped")
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from kvxfer.evals.base import Evaluation
-from kvxfer.evals.benchmarks import Benchmarks
+from kvxfer.evals.benchmarks.benchmarks import Benchmarks
 from kvxfer.evals.diagnostics import Diagnostics
+from kvxfer.evals.evaluation import Evaluation
 from kvxfer.evals.generation import Generation
-from kvxfer.evals.latency import Latency
+from kvxfer.evals.latency.latency import Latency
 from kvxfer.evals.multiturn import Multiturn
 from kvxfer.evals.perplexity import Perplexity
 

@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Float
 
 from kvxfer.evals.intervals import gap_recovered_nats, paired_difference, ratio_difference
-from kvxfer.evals.tables import interval, number, p_text, percent, points
-from kvxfer.evals.verdict import outcome
+from kvxfer.report.tables import interval, number, p_text, percent, points
+from kvxfer.report.verdict import outcome
 
 Items = Sequence[Mapping[str, Any]]
 

@@ -10,19 +10,19 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from kvxfer.conversation import Direction
 from kvxfer.errors import KvxferError
-from kvxfer.evals.base import Data, Evaluation, Subject
-from kvxfer.evals.figures import COLOURS
+from kvxfer.evals.evaluation import Data, Evaluation, Subject
 from kvxfer.evals.intervals import paired_difference
-from kvxfer.evals.markdown import table
 from kvxfer.evals.paired import paired_item
-from kvxfer.evals.series import Panel, Series, series_figure
 from kvxfer.evals.statistics import summarise
-from kvxfer.evals.tables import interval, number, p_text, p_value, percent, points
 from kvxfer.evals.turns import DOWN, LARGE, PATTERNS, SMALL, UP, Handed, Stage, play, text_talks, toy_talks
-from kvxfer.evals.verdict import Verdict, verdict
+from kvxfer.handoff.conversation import Direction
 from kvxfer.progress import progress
+from kvxfer.report.figures import COLOURS
+from kvxfer.report.markdown import table
+from kvxfer.report.series import Panel, Series, series_figure
+from kvxfer.report.tables import interval, number, p_text, p_value, percent, points
+from kvxfer.report.verdict import Verdict, verdict
 
 NAMES = {"up": "Up: small to large", "down": "Down: large to small", "ping_pong": "Ping-pong"}
 HANDED = {"up": "up", "down": "down", "ping_pong": "to and fro"}

@@ -9,20 +9,20 @@ from typing import Any
 
 import torch
 
-from kvxfer.corpora import toy
-from kvxfer.corpus import CorpusSpec
 from kvxfer.errors import KvxferError
-from kvxfer.evals.base import Data, Evaluation, Subject
 from kvxfer.evals.conditions import Prepared, prefix_conditions
-from kvxfer.evals.evaluation import evaluate_items
+from kvxfer.evals.evaluation import Data, Evaluation, Subject
 from kvxfer.evals.items import Batch, Item
-from kvxfer.evals.length_figure import lengths_figure
-from kvxfer.evals.length_tables import changes_table, introduction, levels_table, remarks
 from kvxfer.evals.lengths import by_length, compared, length_sentence
 from kvxfer.evals.prefixes import Ends, same_ends
+from kvxfer.evals.records import evaluate_items
 from kvxfer.evals.statistics import summarise
-from kvxfer.evals.verdict import Verdict, verdict
 from kvxfer.progress import progress
+from kvxfer.report.length_figure import lengths_figure
+from kvxfer.report.lengths import changes_table, introduction, levels_table, remarks
+from kvxfer.report.verdict import Verdict, verdict
+from kvxfer.text import toy
+from kvxfer.text.corpus import CorpusSpec
 
 FEWEST_ROWS = 8
 """An automatic length is left out of a text with fewer rows of it (or than ``eval.rows``, if that is less)."""

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvxfer.corpora import toy
-from kvxfer.corpus import CorpusSpec, leading_bos, load_rows
 from kvxfer.errors import KvxferError
 from kvxfer.evals.items import Item
+from kvxfer.text import toy
+from kvxfer.text.corpus import CorpusSpec, leading_bos, load_rows
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from kvxfer.conversation import Conversation, Direction
-from kvxfer.corpus import CorpusSpec, load_rows, toy_conversations
 from kvxfer.errors import KvxferError
 from kvxfer.evals.conditions import Prepared
 from kvxfer.evals.items import Item
 from kvxfer.evals.scoring import score
-from kvxfer.hf import LoadedModel
+from kvxfer.handoff.conversation import Conversation, Direction
+from kvxfer.models.hf import LoadedModel
+from kvxfer.text.corpus import CorpusSpec, load_rows, toy_conversations
 
 SMALL, LARGE = "small", "large"
 UP, DOWN = (SMALL, LARGE), (LARGE, SMALL)

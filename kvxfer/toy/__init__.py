@@ -1,6 +1,6 @@
 """Two tiny language models that look facts up in a story, with the world they were trained on.
 
-The weights are embedded and frozen; `kvxfer.toy.recipe` made them and `kvxfer.toy.check` measures them.
+The weights are embedded and frozen; `kvxfer.toy.recipe` made them and `tools.check_toy` measures them.
 """
 
 from __future__ import annotations

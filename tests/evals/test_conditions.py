@@ -7,17 +7,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kvxfer.apply import Mapper
 from kvxfer.errors import KvxferError
 from kvxfer.evals.conditions import HANDED, OWN, given_conditions, mapped_conditions, own_conditions, relative_depth
 from kvxfer.evals.items import Item, batches, donors_of
 from kvxfer.evals.scoring import token_log_likelihoods
-from kvxfer.features import DESIGNS, KINDS
-from kvxfer.kv import KV
-from kvxfer.maps import CacheMap
-from kvxfer.pairs import Pair
-from kvxfer.plan import Plan
-from kvxfer.solvers import LinearLayer
+from kvxfer.fitting.closed import LinearLayer
+from kvxfer.maps.apply import Mapper
+from kvxfer.maps.artifact import CacheMap
+from kvxfer.maps.blocks import DESIGNS, KINDS
+from kvxfer.maps.plan import Plan
+from kvxfer.models.kv import KV
+from kvxfer.models.pair import Pair
 
 PROMPT, CONTEXT = 20, 17
 PLAN = Plan("sinks", exact_first=4, hold_back=2)

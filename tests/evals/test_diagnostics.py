@@ -12,18 +12,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvxfer.apply import Mapper
-from kvxfer.corpus import CorpusSpec, load_rows
 from kvxfer.errors import KvxferError
-from kvxfer.evals.base import Subject
-from kvxfer.evals.diagnosing import attend
 from kvxfer.evals.diagnostics import Diagnostics
-from kvxfer.evals.diagnostics_report import FIGURES
-from kvxfer.hf import LoadedModel
-from kvxfer.kv import KV
-from kvxfer.maps import CacheMap
-from kvxfer.pairs import Pair
-from kvxfer.plan import Plan
+from kvxfer.evals.evaluation import Subject
+from kvxfer.evals.inside_target import attend
+from kvxfer.maps.apply import Mapper
+from kvxfer.maps.artifact import CacheMap
+from kvxfer.maps.plan import Plan
+from kvxfer.models.hf import LoadedModel
+from kvxfer.models.kv import KV
+from kvxfer.models.pair import Pair
+from kvxfer.report.diagnostics import FIGURES
+from kvxfer.text.corpus import CorpusSpec, load_rows
 from tests.exact_maps import changed, exact_map, record_fit, with_itself
 from tests.small_runs import settings_of
 

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import torch
 
-from kvxfer.apply import Mapper
 from kvxfer.errors import KvxferError
 from kvxfer.evals.conditions import HANDED, OWN, given_conditions, mapped_conditions, own_conditions
 from kvxfer.evals.scoring import score
-from kvxfer.maps import CacheMap
-from kvxfer.pairs import load_pair
-from kvxfer.report import terminal_table, validate_results
-from kvxfer.stages.baseline import ask
+from kvxfer.experiment.stages.baseline import ask
+from kvxfer.maps.apply import Mapper
+from kvxfer.maps.artifact import CacheMap
+from kvxfer.models.pair import load_pair
+from kvxfer.report.writing import terminal_table, validate_results
 from kvxfer.toy.recipe import RECIPES, build_model, save
 from tests.small_runs import TOY_EVAL, results_of, run, settings_of, toy_models
 
@@ -115,7 +115,7 @@ def test_a_second_map_costs_only_its_own_conditions(done, overrides, monkeypatch
         raise AssertionError("baselines were scored again")
 
     for name in ("own_conditions", "given_conditions", "run_gates"):
-        monkeypatch.setattr(f"kvxfer.stages.baseline.{name}", never)
+        monkeypatch.setattr(f"kvxfer.experiment.stages.baseline.{name}", never)
     other = results_of(run("evaluate", outputs, *overrides, "penalty.lam=1.0"))
     assert other["map"]["sha256"] != results["map"]["sha256"]
     assert other["gates"] == results["gates"]

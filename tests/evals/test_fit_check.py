@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvxfer.apply import Mapper
 from kvxfer.errors import KvxferError
-from kvxfer.evals.content import ContentErrors, content_errors, mapped_content
 from kvxfer.evals.fit_check import TOLERATED_DROP, check_fit, recorded_r2
-from kvxfer.maps import DIAGNOSTICS, CacheMap
-from kvxfer.moments import Output
-from kvxfer.pairs import Pair
-from kvxfer.plan import Plan
+from kvxfer.maps.apply import Mapper
+from kvxfer.maps.artifact import DIAGNOSTICS, CacheMap
+from kvxfer.maps.content_errors import ContentErrors, content_errors, mapped_content
+from kvxfer.maps.plan import Plan
+from kvxfer.models.pair import Pair
+from kvxfer.moments.moments import Output
 from tests.exact_maps import changed, exact_map, record_fit, with_itself
 
 PLAN = Plan("sinks", exact_first=2, hold_back=3)

@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-import kvxfer.stages.evaluate as stage
+import kvxfer.experiment.stages.evaluate as stage
 from kvxfer.errors import KvxferError, NotApplicable
 from kvxfer.evals.full import FullSpec, decisive, missing, overall, without_items
-from kvxfer.evals.full_report import render
 from kvxfer.evals.items import EvalSpec
 from kvxfer.evals.perplexity import Perplexity
-from kvxfer.evals.results import validate
-from kvxfer.evals.verdict import WORDS
-from kvxfer.pairs import load_pair
-from kvxfer.reports.evaluations import find
-from kvxfer.sweeps.measures import numbers
-from tests.evals.test_html import stands_alone
+from kvxfer.experiment.sweeps.measures import numbers
+from kvxfer.models.pair import load_pair
+from kvxfer.report.evaluations import find
+from kvxfer.report.full import render
+from kvxfer.report.results import validate
+from kvxfer.report.verdict import WORDS
+from tests.report.test_html import stands_alone
 from tests.small_runs import results_of, settings_of, toy_models
 
 PARTS = "eval.parts=[standard,choices,perplexity]"

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from kvxfer.apply import Mapper
 from kvxfer.errors import KvxferError
 from kvxfer.evals.conditions import mapped_conditions
 from kvxfer.evals.decoding import CONDITIONS, Decoded, Decoder, gumbel
 from kvxfer.evals.divergence import summarise_decoding
 from kvxfer.evals.items import EvalSpec, Item, toy_items
-from kvxfer.evals.rendering import render
-from kvxfer.features import DESIGNS
-from kvxfer.pairs import Pair
-from kvxfer.plan import Plan
+from kvxfer.maps.apply import Mapper
+from kvxfer.maps.blocks import DESIGNS
+from kvxfer.maps.plan import Plan
+from kvxfer.models.pair import Pair
+from kvxfer.report.rendering import render
 from kvxfer.toy.world import VOCABULARY
 from tests.random_maps import identity_map, random_map
 from tests.small_runs import results_of, run, settings_of, toy_models

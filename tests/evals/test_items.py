@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from kvxfer.corpus import CorpusSpec, RowCounts
 from kvxfer.errors import KvxferError
 from kvxfer.evals.items import EvalSpec, batches, choice_items, text_items
+from kvxfer.text.corpus import CorpusSpec, RowCounts
 from tests.small_corpora import make_documents, tokenizer_of, write_folder
 
 

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvxfer.apply import Mapper
-from kvxfer.conversation import Direction
 from kvxfer.errors import KvxferError
 from kvxfer.evals.multiturn import Multiturn, summarise_pattern
-from kvxfer.evals.rendering import render
 from kvxfer.evals.turns import DOWN, LARGE, PATTERNS, SMALL, UP, Handed, Stage, play, toy_talks
-from kvxfer.features import DESIGNS
-from kvxfer.pairs import Pair
+from kvxfer.handoff.conversation import Direction
+from kvxfer.maps.apply import Mapper
+from kvxfer.maps.blocks import DESIGNS
+from kvxfer.models.pair import Pair
+from kvxfer.report.rendering import render
 from kvxfer.toy.world import VOCABULARY
 from tests.random_maps import direction, identity_map
 from tests.small_runs import results_of, run, settings_of, toy_models

@@ -12,20 +12,20 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from kvxfer.apply import Mapper
-from kvxfer.corpus import CorpusSpec
 from kvxfer.errors import KvxferError
-from kvxfer.evals.base import Subject
+from kvxfer.evals.evaluation import Subject
 from kvxfer.evals.lengths import change, compared, length_sentence
 from kvxfer.evals.perplexity import FIGURE, Perplexity
 from kvxfer.evals.prefixes import same_ends
-from kvxfer.features import DESIGNS, KINDS
-from kvxfer.hf import LoadedModel
-from kvxfer.kv import KV
-from kvxfer.maps import CacheMap
-from kvxfer.pairs import Pair
-from kvxfer.plan import Plan
-from kvxfer.solvers import LinearLayer
+from kvxfer.fitting.closed import LinearLayer
+from kvxfer.maps.apply import Mapper
+from kvxfer.maps.artifact import CacheMap
+from kvxfer.maps.blocks import DESIGNS, KINDS
+from kvxfer.maps.plan import Plan
+from kvxfer.models.hf import LoadedModel
+from kvxfer.models.kv import KV
+from kvxfer.models.pair import Pair
+from kvxfer.text.corpus import CorpusSpec
 from kvxfer.toy.tokenizer import build_tokenizer
 from kvxfer.toy.world import DOT, FILLER
 from tests.small_corpora import text_spec

@@ -18,19 +18,19 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from kvxfer import toy
-from kvxfer.apply import Mapper
 from kvxfer.errors import KvxferError
-from kvxfer.evals.verdict import fit_warning, verdict
-from kvxfer.features import KINDS, Block
-from kvxfer.hf import LoadedModel
-from kvxfer.maps import TENSORS, CacheMap
-from kvxfer.moments import Output
-from kvxfer.pairs import Pair, load_pair
-from kvxfer.report import render_report
-from kvxfer.runs import Run
-from kvxfer.solvers import LinearLayer
-from kvxfer.stages import evaluate as stage
-from kvxfer.trunks import Trunk
+from kvxfer.experiment.runs import Run
+from kvxfer.experiment.stages import evaluate as stage
+from kvxfer.fitting.closed import LinearLayer
+from kvxfer.maps.apply import Mapper
+from kvxfer.maps.artifact import TENSORS, CacheMap
+from kvxfer.maps.blocks import KINDS, Block
+from kvxfer.maps.trunks import Trunk
+from kvxfer.models.hf import LoadedModel
+from kvxfer.models.pair import Pair, load_pair
+from kvxfer.moments.moments import Output
+from kvxfer.report.verdict import fit_warning, verdict
+from kvxfer.report.writing import render_report
 from tests.small_runs import run, settings_of
 
 FIT = ["corpus.rows={fit: 64, validation: 16, held_out: 16}", "penalty.lam=1e-3"]

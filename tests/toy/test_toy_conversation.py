@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvxfer.corpus import split_of, toy_conversations
+from kvxfer.text.corpus import split_of, toy_conversations
 from kvxfer.toy.conversation import SMALLEST_TURN, Turn, make_conversation
 from kvxfer.toy.world import BOS, DOT, MAX_TURNS, SEP, VERBS, VOCABULARY
 

@@ -11,8 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from kvxfer.toy import SOURCE_DIR, TARGET_DIR, WEIGHTS_SHA256
-from kvxfer.toy.check import FULL, SHORT, measure, shortcomings
 from kvxfer.toy.recipe import RECIPES
+from tools.check_toy import FULL, SHORT, measure, shortcomings
 
 FOLDERS = {"source": SOURCE_DIR, "target": TARGET_DIR}
 

@@ -1,0 +1,177 @@
+"""Tasks of lm-evaluation-harness: found, loaded, and run with one model at a time. Nothing else calls the harness."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from kvxfer.errors import KvxferError, NotApplicable
+from kvxfer.evals.benchmarks.squad import offered
+
+SUPPORTED = ("multiple_choice", "loglikelihood", "generate_until")
+PYTHON_SEED = 0
+"""Of Python's own random numbers, which the harness seeds apart from all others."""
+
+
+def harness_version() -> str:
+    """The installed version; without the harness a NotApplicable that says how to install it."""
+    if importlib.util.find_spec("lm_eval") is None:
+        raise NotApplicable('eval=lm_eval needs lm-evaluation-harness: pip install "kvxfer[eval]"')
+    return metadata.version("lm_eval")
+
+
+@dataclass(frozen=True)
+class Tasks:
+    """Loaded tasks.
+
+    Attributes:
+        members: for every name that was asked for (a task, a group or a tag) the single tasks that it stands for.
+        single: the single tasks by name.
+        groups: what the harness keeps of groups, by name.
+    """
+
+    members: dict[str, list[str]]
+    single: dict[str, Any]
+    groups: dict[str, Any]
+
+
+def load_tasks(names: Sequence[str], folders: Sequence[Path], num_fewshot: int | None, seed: int) -> Tasks:
+    """Find and load tasks by name, first in ``folders``, then among those that come with the harness.
+
+    Raises KvxferError for an unknown name, for data that is not there and can't be downloaded, and for a task of a
+    kind that has no context to hand over or runs code of the model.
+    """
+    harness_version()
+    members: dict[str, list[str]] = {}
+    single: dict[str, Any] = {}
+    groups: dict[str, Any] = {}
+    with _quiet(), offered():
+        _seed_all(seed)
+        manager = _manager(names, folders)
+        for name in names:
+            found = _load(manager, name)
+            members[name] = list(found["tasks"])
+            for member, task in found["tasks"].items():
+                if member in single:
+                    raise KvxferError(f"eval.tasks: {member} is asked twice, once by {name}; name it once")
+                single[member] = task
+            groups |= found["groups"]
+        for member, task in single.items():
+            _check(member, task)
+            _set_shots(member, task, num_fewshot)
+    return Tasks(members, single, groups)
+
+
+def _manager(names: Sequence[str], folders: Sequence[Path]) -> Any:
+    from lm_eval.tasks import TaskManager
+
+    # Reading the thousands of tasks that come with the harness takes a while: only if they are asked for.
+    local = TaskManager(include_path=[str(folder) for folder in folders], include_defaults=False)
+    if set(names) <= set(local.all_tasks):
+        return local
+    manager = TaskManager(include_path=[str(folder) for folder in folders])
+    unknown = [name for name in names if name not in manager.task_index]
+    if unknown:
+        raise KvxferError(
+            f"eval.tasks: {', '.join(unknown)}: no such task in lm-evaluation-harness {harness_version()}"
+            + (f" or {', '.join(map(str, folders))}" if folders else "; eval.include_path=<folder> adds tasks")
+        )
+    return manager
+
+
+def _load(manager: Any, name: str) -> dict[str, Any]:
+    try:
+        return dict(manager.load([name]))
+    except Exception as error:  # data sets and task files fail with almost any type
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise KvxferError(f"eval.tasks: {name} can't be loaded ({reason}); {_advice(error)}") from error
+
+
+def _advice(error: Exception) -> str:
+    if isinstance(error, ImportError | SyntaxError):
+        return "install what its code needs"
+    # What is not there and what can't be reached; httpx alone has no OSError for it.
+    if not isinstance(error, OSError) and type(error).__module__.partition(".")[0] != "httpx":
+        return "its file or its data is faulty: correct it"
+    offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}
+    tried = "HF_HUB_OFFLINE is set: unset it to download" if offline else "check the network"
+    return f"{tried}, or name tasks whose data is here, as toy_choices"
+
+
+def _check(name: str, task: Any) -> None:
+    kind = task.OUTPUT_TYPE
+    if kind == "loglikelihood_rolling":
+        raise KvxferError(
+            f"eval.tasks: {name} scores whole texts, which have no context to hand over; use eval=perplexity, which "
+            "scores what follows a prefix"
+        )
+    if kind not in SUPPORTED:
+        raise KvxferError(f"eval.tasks: {name} is of kind {kind}; supported are {', '.join(SUPPORTED)}")
+    if getattr(task, "UNSAFE_CODE", False) or getattr(task, "MULTIMODAL", False):
+        raise KvxferError(f"eval.tasks: {name} runs code that a model wrote, or shows it images; unsupported")
+
+
+def _set_shots(name: str, task: Any, num_fewshot: int | None) -> None:
+    """The harness's own rule: a task that sets 0 itself keeps it, one that sets nothing has 0."""
+    own = task.get_config("num_fewshot")
+    if num_fewshot is None or own == 0:
+        task.set_config(key="num_fewshot", value=own or 0)
+        return
+    task.set_config(key="num_fewshot", value=num_fewshot)
+    if not num_fewshot:
+        return
+    examples = len(task.fewshot_docs())
+    if task.fewshot_cfg.split == task.config.test_split:
+        examples -= 1  # the asked one is none of its own
+    if num_fewshot > examples:
+        raise KvxferError(f"eval.num_fewshot={num_fewshot}: {name} has {examples} examples to draw from; lower it")
+
+
+def run_tasks(tasks: Tasks, model: Any, limit: int | None, seed: int) -> Mapping[str, Any]:
+    """The harness's results with every sample, of one model. Whatever was run before, the requests are the same."""
+    from lm_eval.evaluator import evaluate
+
+    with _quiet():
+        _seed_all(seed)
+        for task in tasks.single.values():
+            task.set_fewshot_seed(seed=seed)
+        loaded = {"tasks": tasks.single, "groups": tasks.groups}
+        return dict(evaluate(model, loaded, limit=limit, bootstrap_iters=0, log_samples=True))
+
+
+def _seed_all(seed: int) -> None:
+    """What the harness seeds before it loads tasks and builds requests."""
+    random.seed(PYTHON_SEED)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the harness's remarks, and without progress bars that no setting of its turns off."""
+    from datasets import disable_progress_bars, enable_progress_bars, is_progress_bar_enabled
+    from lm_eval.api import task as building
+
+    logger, bars, bar = logging.getLogger("lm_eval"), is_progress_bar_enabled(), building.tqdm
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    disable_progress_bars()
+    building.tqdm = lambda documents, **_: documents
+    try:
+        yield
+    finally:
+        building.tqdm = bar
+        logger.setLevel(level)
+        if bars:
+            enable_progress_bars()

@@ -1,0 +1,299 @@
+"""Where a run's numbers go: files always, Weights & Biases as configured.
+
+A logger is a record, never a part of the work: whatever W&B does, the run goes on, with one warning. Lineage does not
+depend on it either (it cannot be read back offline); ``run.json`` beside each result holds that.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+import math
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from kvxfer.errors import KvxferError
+from kvxfer.experiment.runs import write_json
+
+logger = logging.getLogger("kvxfer")
+
+MODES = ("online", "offline", "disabled")  # ever quieter
+Status = Literal["finished", "failed"]
+
+
+@dataclass(frozen=True)
+class LoggerSpec:
+    """How a run is logged; the fields are the keys of ``configs/logger/*.yaml``.
+
+    ``wandb`` is online, offline or disabled. ``tags`` come on top of what the stage gives; a ``group`` that is set here
+    wins. W&B keeps its files in ``directory``/wandb (default: the run's own directory).
+    """
+
+    wandb: str = "offline"
+    project: str = "kvxfer"
+    entity: str | None = None
+    group: str | None = None
+    tags: tuple[str, ...] = ()
+    directory: str | None = None
+
+    def validate(self) -> None:
+        """Raise :class:`KvxferError` if ``wandb`` is none of the modes."""
+        if self.wandb not in MODES:
+            raise KvxferError(f"logger.wandb={self.wandb!r}: choose one of {', '.join(MODES)}")
+
+    @property
+    def mode(self) -> str:
+        """``wandb``, or the environment's WANDB_MODE where that is quieter; it never sends a run online."""
+        asked = os.environ.get("WANDB_MODE")
+        return max(self.wandb, asked, key=MODES.index) if asked in MODES else self.wandb
+
+
+@runtime_checkable
+class RunLogger(Protocol):
+    """What a stage may tell about itself."""
+
+    def config(self, values: dict[str, Any]) -> None:
+        """More settings or facts, known only now; flat keys become columns."""
+
+    def metrics(self, values: dict[str, Any], axis: str | None = None) -> None:
+        """Numbers by name; ``axis`` is the key among them that the others are drawn over (a layer, a step)."""
+
+    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """A whole table; the same name again replaces it."""
+
+    def figure(self, name: str, path: str | Path) -> None:
+        """An image file."""
+
+    def artifact(self, name: str, type: str, paths: Sequence[str | Path], metadata: dict[str, Any]) -> None:
+        """Files and folders that the run produced, with what describes them."""
+
+    def finish(self, status: Status) -> None:
+        """The end: ``finished`` or ``failed``."""
+
+
+@contextmanager
+def open_loggers(
+    spec: LoggerSpec,
+    run_dir: str | Path,
+    run_id: str,
+    stage: str,
+    name: str,
+    config: dict[str, Any],
+    group: str | None = None,
+    tags: Sequence[str] = (),
+) -> Iterator[RunLogger]:
+    """All loggers of one run as one; an exception inside marks the run as failed and goes on.
+
+    Close it before ``run_dir`` moves. ``config`` has flat keys (pair, solver, penalty, rank, features, ...).
+    """
+    spec.validate()
+    config = _plain({"stage": stage, "run_id": run_id, **config})
+    log = Together(FileLogger(Path(run_dir), {"run_id": run_id, "stage": stage, "name": name, "config": config}))
+    if spec.mode != "disabled":
+        about = {"id": run_id, "name": name, "job_type": stage, "group": spec.group or group, "config": config}
+        # W&B refuses a longer one; a design of which much was changed has a long name.
+        tags = sorted({*spec.tags, *(tag[:64] for tag in tags)})
+        log.add("W&B", lambda: WandbLogger(spec, Path(spec.directory or run_dir).expanduser(), **about, tags=tags))
+    try:
+        yield log
+    except BaseException:
+        # The work's own error must reach the user, not one about its record.
+        with suppress(OSError):
+            log.finish("failed")
+        raise
+    log.finish("finished")
+
+
+class FileLogger:
+    """``metrics.jsonl`` (one line a call, appended), ``tables/<name>.csv`` and ``log.json`` in the run's directory.
+
+    ``log.json`` holds the config, what was logged beside numbers, and the status: running, finished or failed.
+    """
+
+    def __init__(self, directory: Path, about: dict[str, Any]) -> None:
+        self._directory, self._file = directory, directory / "log.json"
+        self._started = time.monotonic()
+        self._log = {**_plain(about), "status": "running", "tables": [], "figures": {}, "artifacts": {}}
+        directory.mkdir(parents=True, exist_ok=True)
+        write_json(self._file, self._log)
+
+    def config(self, values: dict[str, Any]) -> None:
+        self._log["config"] |= _plain(values)
+        write_json(self._file, self._log)
+
+    def metrics(self, values: dict[str, Any], axis: str | None = None) -> None:
+        with (self._directory / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(_plain(values), allow_nan=False) + "\n")
+
+    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        path = self._directory / "tables" / f"{_safe(name)}.csv"
+        path.parent.mkdir(exist_ok=True)
+        with path.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(columns)
+            writer.writerows([_plain(list(row)) for row in rows])
+        if path.name not in self._log["tables"]:
+            self._log["tables"].append(path.name)
+        write_json(self._file, self._log)
+
+    def figure(self, name: str, path: str | Path) -> None:
+        self._log["figures"][name] = self._relative(path)
+        write_json(self._file, self._log)
+
+    def artifact(self, name: str, type: str, paths: Sequence[str | Path], metadata: dict[str, Any]) -> None:
+        files = [self._relative(path) for path in paths]
+        self._log["artifacts"][name] = {"type": type, "paths": files, "metadata": _plain(metadata)}
+        write_json(self._file, self._log)
+
+    def finish(self, status: Status) -> None:
+        self._log |= {"status": status, "seconds": round(time.monotonic() - self._started, 1)}
+        write_json(self._file, self._log)
+
+    def _relative(self, path: str | Path) -> str:
+        """A path that still holds after the run's directory has moved, if the file lies in it."""
+        path, home = Path(path).resolve(), self._directory.resolve()
+        return path.relative_to(home).as_posix() if path.is_relative_to(home) else str(path)
+
+
+class WandbLogger:
+    """One W&B run per job: a run that is still open is finished first, and no other is ever joined.
+
+    ``about`` goes to ``wandb.init``: id, name, job_type, group, tags, config (set later, it misses an offline sync).
+    Artifacts are copied to WANDB_DATA_DIR, so that ``wandb sync`` finds them after the run's directory has moved.
+    """
+
+    def __init__(self, spec: LoggerSpec, directory: Path, **about: Any) -> None:
+        import wandb
+
+        quiet = wandb.Settings(silent=True, console="off")
+        wandb.setup(settings=quiet)  # a missing API key is then an error; else it is a question that waits for ever
+        directory.mkdir(parents=True, exist_ok=True)  # W&B takes a temporary directory where there is none
+        self._run = wandb.init(
+            project=spec.project,
+            entity=spec.entity,
+            dir=str(directory),
+            mode=spec.mode,  # type: ignore[arg-type]
+            resume="allow" if spec.mode == "online" else None,
+            reinit="finish_previous",
+            settings=quiet,
+            **about,
+        )
+        if spec.mode == "online":
+            logger.info("W&B run: %s", self._run.url)
+        self._drawn: set[str] = set()
+        self._tables: dict[str, tuple[list[str], list[list[Any]]]] = {}
+
+    def config(self, values: dict[str, Any]) -> None:
+        self._run.config.update(_plain(values), allow_val_change=True)
+
+    def metrics(self, values: dict[str, Any], axis: str | None = None) -> None:
+        # Never with W&B's own step: a step that is lower than the last one is dropped, silently.
+        for key in set(values) - self._drawn - {axis} if axis else ():
+            self._run.define_metric(key, step_metric=axis)
+            self._drawn.add(key)
+        self._run.log({key: _number(value) for key, value in values.items()})
+
+    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        # Kept until the end: every table that is sent becomes an artifact of its own.
+        self._tables[name] = (list(columns), [_plain(list(row)) for row in rows])
+
+    def figure(self, name: str, path: str | Path) -> None:
+        import wandb
+
+        self._run.log({name: wandb.Image(str(path))})
+
+    def artifact(self, name: str, type: str, paths: Sequence[str | Path], metadata: dict[str, Any]) -> None:
+        import wandb
+
+        artifact = wandb.Artifact(_safe(name), type=type, metadata=_plain(metadata))
+        for path in map(Path, paths):
+            for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+                if file.is_file():
+                    artifact.add_file(str(file), name=file.relative_to(path.parent).as_posix())
+        self._run.log_artifact(artifact, aliases=["latest", _safe(self._run.id)])
+
+    def finish(self, status: Status) -> None:
+        import wandb
+
+        try:
+            for name, (columns, rows) in self._tables.items():
+                self._run.log({name: wandb.Table(columns=columns, data=rows, allow_mixed_types=True)})
+        finally:
+            self._run.finish(exit_code=0 if status == "finished" else 1)
+
+
+class Together:
+    """The file logger and others as one. The others may fail: each warns at its first failure, none ends the run."""
+
+    def __init__(self, file: RunLogger) -> None:
+        self._file = file
+        self._others: dict[str, RunLogger] = {}
+        self._warned: set[str] = set()
+
+    def add(self, name: str, start: Callable[[], RunLogger]) -> None:
+        """Start another logger; if that fails, the run goes on without it."""
+        with self._forgiving(name, "start"):
+            self._others[name] = start()
+
+    def config(self, values: dict[str, Any]) -> None:
+        self._tell("config", lambda log: log.config(values))
+
+    def metrics(self, values: dict[str, Any], axis: str | None = None) -> None:
+        self._tell("metrics", lambda log: log.metrics(values, axis))
+
+    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        self._tell(f"table {name}", lambda log: log.table(name, columns, rows))
+
+    def figure(self, name: str, path: str | Path) -> None:
+        self._tell(f"figure {name}", lambda log: log.figure(name, path))
+
+    def artifact(self, name: str, type: str, paths: Sequence[str | Path], metadata: dict[str, Any]) -> None:
+        self._tell(f"artifact {name}", lambda log: log.artifact(name, type, paths, metadata))
+
+    def finish(self, status: Status) -> None:
+        self._tell("finish", lambda log: log.finish(status))
+
+    def _tell(self, what: str, call: Callable[[RunLogger], None]) -> None:
+        for name, other in self._others.items():
+            with self._forgiving(name, what):
+                call(other)
+        call(self._file)
+
+    @contextmanager
+    def _forgiving(self, name: str, what: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            if name not in self._warned:
+                self._warned.add(name)
+                reason = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0]
+                logger.warning("%s failed at %s (%s); the run goes on, its files are complete", name, what, reason)
+
+
+def _plain(value: Any) -> Any:
+    """JSON types: scalars of arrays and tensors become numbers, what is not finite and what is unknown becomes text."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set):
+        return [_plain(item) for item in value]
+    value = _number(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def _number(value: Any) -> Any:
+    """A scalar array or tensor as a Python number; anything else as it is."""
+    return value.item() if hasattr(value, "item") and getattr(value, "ndim", None) == 0 else value
+
+
+def _safe(name: str) -> str:
+    """A name that file systems and W&B both take."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name)

@@ -1,0 +1,144 @@
+"""``evaluate.py eval=full``: every part as a run of its own, then one report of all."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from kvxfer.errors import KvxferError, NotApplicable
+from kvxfer.evals.full import OUTCOMES, FullSpec, decisive, measured, missing, overall
+from kvxfer.experiment.runs import RECORD, Run, environment, file_sha256, open_run, read_json
+from kvxfer.experiment.settings import EvaluateSettings
+from kvxfer.experiment.stages.describing import evaluation_loggers
+from kvxfer.maps.artifact import CacheMap
+from kvxfer.report.full import write_full
+from kvxfer.report.pages import PAGE, RESULTS, written
+from kvxfer.report.results import SCHEMA
+
+log = logging.getLogger("kvxfer")
+
+Measure = Callable[[EvaluateSettings], list[Path]]
+
+
+@dataclass
+class _Parts:
+    """What became of every part: ``found`` in order, the folders of those measured, the failed ones by name."""
+
+    found: list[dict[str, Any]] = field(default_factory=list)
+    folders: dict[str, Path] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+
+    def add(self, name: str, settings: EvaluateSettings | NotApplicable, measure: Measure) -> None:
+        """Measure a part, or keep why it was not: one that fails must not lose the others."""
+        try:
+            if isinstance(settings, NotApplicable):
+                raise settings
+            log.info("part %s", name)
+            folder = measure(settings)[-1].parent
+            seconds = float(read_json(folder / RECORD)["seconds"])
+            self.found.append(measured(name, read_json(folder / RESULTS), seconds))
+            self.folders[name] = folder
+        except NotApplicable as reason:
+            log.info("part %s is skipped: %s", name, reason)
+            self.found.append(missing(name, "skipped", str(reason)))
+        except Exception as error:
+            known = isinstance(error, KvxferError)
+            self.failed[name] = str(error) if known else f"{type(error).__name__}: {error}"
+            log.error("part %s failed: %s", name, self.failed[name], exc_info=not known)
+            self.found.append(missing(name, "failed", self.failed[name]))
+
+
+def full(
+    settings: EvaluateSettings, spec: FullSpec, directory: Path, measure: Measure, show: bool = True
+) -> list[Path]:
+    """Measure all parts (or find that they were) and return the paths of report.md, report.html and results.json.
+
+    Args:
+        directory: where the map lies.
+        measure: an evaluation of settings, which gives the paths that it left.
+        show: print what came out; otherwise it is logged.
+
+    Raises:
+        KvxferError: no part could be measured, or some failed; the report of the others is written before.
+    """
+    parts = _Parts()
+    for name, part in settings.parts.items():
+        parts.add(name, part, measure)
+    together = overall(parts.found)
+    cache_map = CacheMap.load(directory)
+    gone = {p["name"]: [p["status"], p["reason"]] for p in parts.found if p["status"] != "measured"}
+    config = {"eval": {**spec.identity(), "missing": gone}, "pair": settings.pair_identity}
+    inputs = {"train": cache_map.hash, **{name: folder.name for name, folder in parts.folders.items()}}
+    # A part that is measured again keeps its id, and may say something else.
+    inputs |= {f"{name}.sha256": file_sha256(folder / RESULTS) for name, folder in parts.folders.items()}
+    with open_run(settings.outputs, "evaluate", config, inputs, settings.force) as run:
+        if not run.done:
+            results = _results(run, parts, together.to_dict(), inputs)
+            _write(settings, run, cache_map, results, parts.folders)
+            run.commit()
+            evidence = {key: value for key, value in results.items() if key not in ("data", "map")}
+            cache_map.add_evidence(directory, run.id, evidence)
+    results = read_json(run.path / RESULTS)
+    if show:
+        _show(results)
+    else:
+        log.info("%s: %s", results["title"], results["verdict"]["sentence"])
+    if parts.failed:
+        said = "; ".join(f"{name}: {reason}" for name, reason in parts.failed.items())
+        raise KvxferError(f"{len(parts.failed)} of {len(parts.found)} parts failed ({said}); see {run.path / PAGE}")
+    return written(run.path)
+
+
+def _results(run: Run, parts: _Parts, verdict: Mapping[str, Any], inputs: Mapping[str, str]) -> dict[str, Any]:
+    first = decisive(parts.found, verdict)["results"]
+    before = first["provenance"]
+    return {
+        "schema": SCHEMA,
+        "kind": FullSpec.kind,
+        "run_id": run.id,
+        "title": first["title"],
+        "pair": first["pair"],
+        "map": first["map"],
+        "verdict": dict(verdict),
+        "data": {"parts": parts.found},
+        "provenance": {
+            "inputs": {**inputs, "train": before["inputs"]["train"], "map": before["inputs"]["map"]},
+            "config": run.record["config"],
+            "plan": before["plan"],
+            "environment": environment(),
+            "started": run.record["started"],
+        },
+    }
+
+
+def _write(
+    settings: EvaluateSettings, run: Run, cache_map: CacheMap, results: dict[str, Any], folders: Mapping[str, Path]
+) -> None:
+    """All files, and what the loggers keep of them; the parts have logged their numbers themselves."""
+    with evaluation_loggers(settings, run, cache_map, run.record["inputs"]) as out:
+        write_full(results, run.work, folders)
+        for figure in sorted((run.work / "figures").glob("*.png")):
+            out.figure(figure.stem, figure)
+        out.artifact(f"eval-{run.id}", "kv-eval", written(run.work), {"map": results["map"]["sha256"]})
+
+
+def _show(results: Mapping[str, Any]) -> None:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for heading in ("Evaluation", "Outcome", "What it says"):
+        table.add_column(heading)
+    for part in results["data"]["parts"]:
+        if part["status"] == "measured":
+            table.add_row(part["name"], OUTCOMES[part["verdict"]["kind"]], part["verdict"]["head"])
+        else:
+            table.add_row(part["name"], part["status"], part["reason"])
+    console = Console()
+    console.print(results["title"], markup=False, highlight=False)
+    console.print(table)
+    console.print(results["verdict"]["sentence"], markup=False, highlight=False)

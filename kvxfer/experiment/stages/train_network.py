@@ -1,0 +1,223 @@
+"""``train.py`` where the solver is trained: a network on a closed form's map, with both models in memory."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NoReturn
+
+from kvxfer.errors import KvxferError
+from kvxfer.experiment.loggers import FileLogger, RunLogger, open_loggers
+from kvxfer.experiment.runs import RECORD, Run, open_run, read_json, run_id, work_directory, write_json
+from kvxfer.experiment.settings import TrainSettings, label
+from kvxfer.experiment.solver_settings import Training
+from kvxfer.experiment.stages.train import HEATMAP, SELECTION, named_map, train, train_id
+from kvxfer.experiment.stages.trained_records import diagnostics, log_trained, time_to_map
+from kvxfer.fitting.trained.networks import trained_outputs
+from kvxfer.maps.artifact import DIAGNOSTICS, TRAINING_RECORD, CacheMap
+from kvxfer.models.hf import resolve_device
+from kvxfer.models.pair import Pair, load_pair
+from kvxfer.report.figures import r2_heatmap
+from kvxfer.text.corpus import TRAINING, load_rows
+
+log = logging.getLogger("kvxfer")
+
+CHECKPOINT = "best.ckpt"
+_TIMED_ROWS = 8
+_CALIBRATED = ("pair", "longest_context", "calibration", "calibrated_on", "kept_tokens", "weights")
+_FROM_BASE = (*_CALIBRATED, "chosen", "candidates")
+"""What holds of a trained map because it holds of its base."""
+_RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")
+
+
+@dataclass(frozen=True)
+class Base:
+    """The map that is trained on: where it lies, and itself."""
+
+    directory: Path
+    map: CacheMap
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a trained map's run is the answer to.
+
+    Attributes:
+        config: the map's scientific config, with the text that it is trained on and the pair.
+        inputs: the base's calibration and the base, by its hash.
+    """
+
+    config: dict[str, Any]
+    inputs: dict[str, str]
+
+    @property
+    def id(self) -> str:
+        """The run's."""
+        return run_id("train", self.config, self.inputs)
+
+
+def trained_id(settings: TrainSettings) -> str | None:
+    """The id of the trained map that these settings ask for; None while its base is missing, which is a part of it."""
+    base = _known_base(settings)
+    return None if base is None else _question(settings, _checked(settings, base)).id
+
+
+def train_network(settings: TrainSettings) -> Path:
+    """Train (or find) the map and return its run's directory, which is the artifact.
+
+    A process that Lightning or torchrun started beside the first one takes part in the training and ends there.
+    """
+    training = _training(settings)
+    base = _checked(settings, _known_base(settings) or _fit_base(settings))
+    question = _question(settings, base)
+    settings = replace(settings, solver_config=training.config_on(base.map.manifest))
+    if (rank := _rank(training)) > 0:
+        _take_part(settings, base, question, rank)
+    with open_run(
+        settings.outputs, "train", question.config, question.inputs, settings.force, resumable=not settings.force
+    ) as run:
+        if run.done:
+            log.info("map %s is there already: %s", run.id, run.path)
+            return run.path
+        columns = settings.columns()
+        name, tags = label(columns)
+        about = {**columns, "config": question.config, "inputs": question.inputs}
+        group = settings.logger.group or settings.pair.label
+        with open_loggers(settings.logger, run.work, run.id, "train", name, about, group, tags) as out:
+            _train(settings, run, base, out)
+        return run.commit()
+
+
+def _training(settings: TrainSettings) -> Training:
+    assert settings.training is not None
+    return settings.training
+
+
+def _known_base(settings: TrainSettings) -> Path | None:
+    """Where the base lies, if it is there."""
+    if (named := _training(settings).spec.base_map) is not None:
+        return named_map(settings.outputs, named, "solver.base_map")
+    identifier = train_id(settings.base())
+    assert identifier is not None
+    path = settings.outputs / "train" / identifier
+    return path if (path / RECORD).is_file() else None
+
+
+def _fit_base(settings: TrainSettings) -> Path:
+    base = settings.base()
+    if not settings.build_missing:
+        raise KvxferError(
+            f"no base map {train_id(base)} in {settings.outputs / 'train'}: run train.py with these settings and "
+            f"solver={base.solver.name}, or set build_missing=true"
+        )
+    log.info("the base map %s is missing and is fitted first", train_id(base))
+    return train(replace(base, force=False))
+
+
+def _checked(settings: TrainSettings, directory: Path) -> Base:
+    """The base, which must be linear and have the layers that are to be trained."""
+    base = CacheMap.load(directory)
+    try:
+        trained_outputs(base, _training(settings).spec)
+    except KvxferError as error:
+        raise KvxferError(f"the base {directory}: {error}") from error
+    return Base(directory, base)
+
+
+def _question(settings: TrainSettings, base: Base) -> Question:
+    manifest = base.map.manifest
+    corpus = settings.corpus.identity()
+    rows = {split: count for split, count in corpus["rows"].items() if split != "evaluation"}
+    corpus["rows"] = {**rows, TRAINING: settings.corpus.rows.of(TRAINING)}
+    inputs = {"train": base.map.hash}
+    if (calibration := manifest.get("calibration")) is not None:
+        inputs["calibrate"] = calibration
+    config = {**_training(settings).config_on(manifest), "corpus": corpus}
+    # A base that is named may be another pair's, which is refused when the models are there.
+    return Question({**config, "pair": settings.pair_identity}, inputs)
+
+
+def _rank(training: Training) -> int:
+    """This process's place among those that train together: 0 for the one that keeps the run."""
+    if training.trainer.devices == 1:
+        return 0
+    return int(next((os.environ[name] for name in _RANKS if name in os.environ), 0))
+
+
+def _take_part(settings: TrainSettings, base: Base, question: Question, rank: int) -> NoReturn:
+    """Train as one of several processes. The run is another's, who holds its lock and writes what comes of it."""
+    if settings.force or not (settings.outputs / "train" / question.id / RECORD).is_file():
+        if settings.pair.device in ("auto", "cuda") and resolve_device(settings.pair.device).type == "cuda":
+            local = int(os.environ.get("LOCAL_RANK", rank))
+            settings = replace(settings, pair=replace(settings.pair, device=f"cuda:{local}"))
+        work = work_directory(settings.outputs, "train", question.id)
+        work.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory() as nowhere:
+            _fitted(settings, _loaded(settings, base), base, work, FileLogger(Path(nowhere), {}))
+    raise SystemExit(0)
+
+
+def _loaded(settings: TrainSettings, base: Base) -> Pair:
+    pair = load_pair(settings.pair)
+    try:
+        base.map.require(pair.describe())
+    except KvxferError as error:
+        raise KvxferError(f"the base {base.directory}: {error}") from error
+    return pair
+
+
+def _fitted(settings: TrainSettings, pair: Pair, base: Base, work: Path, out: RunLogger) -> tuple[Any, Any]:
+    """The trained map and the rows that it was trained on."""
+    # Lightning takes seconds to import, and a map that is there needs none of it.
+    from kvxfer.fitting.trained.loop import TrainingRows, fit_network
+
+    training, corpus = _training(settings), settings.corpus
+    text, count = TRAINING if training.trainer.rows == "new" else "fit", corpus.rows.of(TRAINING)
+    if text == "fit" and count > corpus.rows.fit:
+        raise KvxferError(
+            f"corpus.rows.training={count}: with trainer.rows=fit they are of the corpus.rows.fit={corpus.rows.fit}; "
+            "lower corpus.rows.training"
+        )
+    rows = TrainingRows(
+        load_rows(corpus, pair.tokenizer, text, count),
+        *(load_rows(corpus, pair.tokenizer, split) for split in ("validation", "held_out")),
+    )
+    exact = settings.corpus.skip_first
+    return fit_network(pair, base.map, training.spec, training.trainer, rows, exact, work, out), rows
+
+
+def _train(settings: TrainSettings, run: Run, base: Base, out: RunLogger) -> None:
+    pair = _loaded(settings, base)
+    trained, rows = _fitted(settings, pair, base, run.work, out)
+    record: Mapping[str, Any] = trained.record
+    texts = {"rows": len(rows.training), "rows_sha256": rows.training.digest, "corpus": settings.corpus.name}
+    manifest = {
+        **{key: base.map.manifest[key] for key in _FROM_BASE if key in base.map.manifest},
+        **settings.solver_config,
+        "run_id": run.id,
+        "base": {"run": base.directory.name, "sha256": base.map.hash},
+        # No seconds: the same question gives the same map, whatever it took.
+        "training": {**texts, **{key: record[key] for key in ("steps", "best_step", "lr", "stopped")}},
+    }
+    parts = [*trained.layers.values(), *trained.trunks]
+    kinds = {block.kind for part in parts for block in part.blocks}
+    random = base.map.random.only(kinds) if base.map.random else None
+    saved = CacheMap(trained.layers, manifest, random, trained.trunks).save(run.work)
+    layers = diagnostics(saved, record)
+    write_json(run.work / DIAGNOSTICS, {"layers": layers, "curves": {}})
+    # Beside the artifact, whose hash knows no seconds.
+    timed = time_to_map(pair, base.map, saved, rows.held_out.tokens[:_TIMED_ROWS])
+    write_json(run.work / TRAINING_RECORD, {**record, "map_seconds": timed})
+    if (base.directory / SELECTION).is_file():
+        shutil.copyfile(base.directory / SELECTION, run.work / SELECTION)
+        r2_heatmap(read_json(run.work / SELECTION), run.work / HEATMAP)
+        out.figure(Path(HEATMAP).stem, run.work / HEATMAP)
+    for file in run.work.rglob("*.ckpt"):
+        if file.name != CHECKPOINT:
+            file.unlink()
+    log_trained(out, run, saved, layers, timed["ratio"])

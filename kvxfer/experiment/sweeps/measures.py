@@ -1,0 +1,120 @@
+"""What each stage's runs are worth, as flat numbers read from their own files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvxfer.evals.full import decisive
+from kvxfer.evals.kinds import KINDS
+from kvxfer.experiment.runs import read_json
+from kvxfer.maps.artifact import TRAINING_RECORD
+
+Numbers = dict[str, float | None]
+
+_MAPPED = ("accuracy", "nats", "perplexity", "retention_floor_normalised", "gap_recovered", "gap_recovered_nats")
+_INTERVALS = ("accuracy", "nats", "gap_recovered", "gap_recovered_nats")
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A number that is shown: a panel of the figure, a column of the table, or both.
+
+    Attributes:
+        key: its column in the CSV; ``<key>_low`` and ``<key>_high`` beside it are its 95 % interval.
+        label: for axes and headings.
+        panel: whether the figure draws it.
+        column: whether the table shows it.
+        share: whether it is written in per cent.
+        lines: what else is drawn across its panel: the column of each by name.
+    """
+
+    key: str
+    label: str
+    panel: bool = True
+    column: bool = True
+    share: bool = False
+    lines: Mapping[str, str] = field(default_factory=dict)
+
+
+def _baselines(measure: str) -> dict[str, str]:
+    return {"source alone": f"source_{measure}", "ceiling": f"ceiling_{measure}"}
+
+
+MEASURES: dict[str, tuple[Measure, ...]] = {
+    "calibrate": (Measure("kept_tokens", "kept tokens", panel=False),),
+    "train": (
+        Measure("r2_held_out_keys", "held-out R², keys"),
+        Measure("r2_held_out_values", "held-out R², values"),
+        Measure("kl_held_out", "held-out KL (nats per token)", lines={"base": "kl_held_out_base"}),
+        Measure("cosine_held_out", "held-out cosine of attention outputs", column=False),
+    ),
+    "evaluate": (
+        Measure("accuracy", "questions answered", share=True, lines=_baselines("accuracy")),
+        Measure("nats", "nats per token (lower is better)", column=False, lines=_baselines("nats")),
+        Measure("perplexity", "perplexity", panel=False),
+        Measure("gap_recovered_nats", "gap recovered, nats", panel=False, share=True),
+    ),
+}
+"""What a sweep of each stage shows, in order; a measure that no job has is left out."""
+
+
+def numbers(stage: str, run: Path) -> Numbers:
+    """All numbers of a finished run, for the CSV."""
+    return _READERS[stage](run)
+
+
+def _calibrate(run: Path) -> Numbers:
+    report = read_json(run / "calibration.json") if (run / "calibration.json").is_file() else {}
+    return {"kept_tokens": report.get("kept_tokens", {}).get("fit")}
+
+
+def _train(run: Path) -> Numbers:
+    """Means over target layers. What is chosen from a sweep is chosen on validation, and told on held-out.
+
+    R² of a map that was trained is measured on held-out rows alone; its KL and cosine are those of its record.
+    """
+    layers = read_json(run / "diagnostics.json")["layers"]
+    result: Numbers = {}
+    for split in ("held_out", "validation", "fit"):
+        for kind in ("keys", "values"):
+            scores = [layer[f"r2_{split}"] for layer in layers if layer["kind"] == kind and f"r2_{split}" in layer]
+            if scores:
+                result[f"r2_{split}_{kind}"] = sum(scores) / len(scores)
+    if (run / TRAINING_RECORD).is_file():
+        record = read_json(run / TRAINING_RECORD)
+        for which, suffix in (("trained", ""), ("base", "_base")):
+            result |= {f"{key}_held_out{suffix}": record["held_out"][which][key] for key in ("kl", "cosine")}
+        result |= {f"{key}": record[key] for key in ("steps", "best_step", "seconds")}
+    return result
+
+
+def _evaluate(run: Path) -> Numbers:
+    results = read_json(run / "results.json")
+    if results.get("kind") == "full":
+        # What decides stands for the whole.
+        results = decisive(results["data"]["parts"], results["verdict"])["results"]
+    if "kind" in results:
+        return {**KINDS[results["kind"]].metrics(results["data"]), **_costs(results)}
+    conditions: Mapping[str, Mapping[str, Any]] = results["conditions"]
+    mapped = conditions["mapped"]
+    result: Numbers = {}
+    for key in _MAPPED:
+        result[key] = mapped.get(key)
+        if key in _INTERVALS:
+            low, high = mapped.get(f"{key}_ci") or (None, None)
+            result |= {f"{key}_low": low, f"{key}_high": high}
+    for name in ("source", "ceiling"):
+        result |= {f"{name}_{key}": conditions[name].get(key) for key in ("accuracy", "nats", "perplexity")}
+    test = results["tests"]["mapped_vs_source"]
+    result |= {f"vs_source_{key}": test.get(key) for key in ("accuracy_p", "nll_p")}
+    return result | _costs(results)
+
+
+def _costs(results: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: results["map"].get(key) for key in ("parameters", "flops_per_token", "share_of_prefill_flops")}
+
+
+_READERS: dict[str, Callable[[Path], Numbers]] = {"calibrate": _calibrate, "train": _train, "evaluate": _evaluate}

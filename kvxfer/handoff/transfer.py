@@ -1,0 +1,105 @@
+"""The handoff of a cache, step by step: what is evaluated is what is timed.
+
+The source has read a prompt; the target is to go on. The steps between the source's last token and the target's first
+are methods of one class, which the evaluated conditions and ``eval=latency`` both call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from kvxfer.maps.apply import Mapper
+from kvxfer.maps.plan import Plan
+from kvxfer.models.hf import Running
+from kvxfer.models.kv import KV
+from kvxfer.models.pair import Pair
+
+STEPS = ("export", "strip", "map", "restore", "exact", "inject", "held_back", "first_decode")
+"""In their order; ``exact`` is the target's own prefill of the plan's first tokens, ``held_back`` that of the held-back
+tokens but the last, and ``first_decode`` reads the last one and ends with the target's first token."""
+
+Ids = Int[Tensor, "batch tokens"]
+After = Callable[[str], None]
+
+
+def _nothing(step: str) -> None:
+    """Nobody watches the steps."""
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """From a pair's source to its target through a map, under a plan.
+
+    ``after`` of its methods is called with a step's name as soon as the step has been asked for (on a GPU it may still
+    be running).
+    """
+
+    pair: Pair
+    mapper: Mapper
+    plan: Plan
+
+    def split(self, prompt: Int[Tensor, "batch prompt"]) -> tuple[Int[Tensor, "batch head"], Int[Tensor, "batch tail"]]:
+        """What is handed over of a prompt, and the tokens that the target is held back to read itself."""
+        stop = self.plan.mapped_span(prompt.shape[1])[1]
+        return prompt[:, :stop], prompt[:, stop:]
+
+    def read(self, head: Ids) -> Running:
+        """The source once it has read tokens, with what the map reads beside its cache. Not a part of a handoff."""
+        return self.pair.source.begin(head, hidden=self.reads_hidden)
+
+    @property
+    def reads_hidden(self) -> bool:
+        """Whether the map also reads the source's final hidden states."""
+        return any(block.kind == "source_hidden" for block in self.mapper.extras)
+
+    def mapped(self, head: Ids) -> KV:
+        """The target's cache of tokens, all of them mapped, from the source's own prefill of them."""
+        return self.carry(self.read(head), head)
+
+    def carry(self, source: Running, head: Ids, after: After = _nothing) -> KV:
+        """The target's cache of the tokens that the source has read, all of them mapped."""
+        exported = self.pair.source.export(source)
+        after("export")
+        return self.map_cache(exported, head, after)
+
+    def map_cache(self, exported: KV, head: Ids, after: After = _nothing) -> KV:
+        """The same from the source's cache itself, with its hidden states where the map reads them."""
+        content = self.pair.content("source", exported)
+        after("strip")
+        mapped = self.mapper.map(content, head)
+        after("map")
+        restored = self.pair.rotated("target", mapped)
+        after("restore")
+        return restored
+
+    def exact(self, head: Ids) -> KV | None:
+        """The target's own cache of the plan's first tokens; None if it has none."""
+        first = min(self.plan.exact_first, head.shape[1])
+        return self.pair.target.prefill(head[:, :first]) if first else None
+
+    def planned(self, mapped: KV, exact: KV | None) -> KV:
+        """The first tokens exact, the rest mapped."""
+        return mapped if exact is None else KV.join([exact, mapped.span(exact.tokens, mapped.tokens)])
+
+    @torch.inference_mode()
+    def first_token(
+        self, source: Running, prompt: Int[Tensor, "batch prompt"], after: After = _nothing
+    ) -> Int[Tensor, " batch"]:
+        """The target's first token after a prompt whose head the source has read: the whole handoff."""
+        head, tail = self.split(prompt)
+        mapped = self.carry(source, head, after)
+        exact = self.exact(head)
+        after("exact")
+        target = self.pair.target.inject(self.planned(mapped, exact))
+        after("inject")
+        if tail.shape[1] > 1:
+            self.pair.target.extend(target, tail[:, :-1])
+        after("held_back")
+        token = self.pair.target.next_token(target, tail[:, -1:])
+        after("first_decode")
+        return token

@@ -1,0 +1,241 @@
+"""The artifact: a fitted map as safetensors with a JSON manifest, never pickle.
+
+A map is immutable and belongs to one exact pair. What is learnt about it later lies beside it in ``evidence/``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from kvxfer.errors import KvxferError
+from kvxfer.experiment.runs import file_sha256, read_json, write_json
+from kvxfer.fitting.closed.solver import LinearLayer
+from kvxfer.maps.blocks import Block
+from kvxfer.maps.parts import hidden_columns, read_parts
+from kvxfer.maps.random_features import RandomFeatures
+from kvxfer.maps.trunks import Trunk, require_readable
+from kvxfer.moments.moments import Output
+
+SCHEMA, SCHEMA_OF_TRUNKS = 1, 2
+"""Of a map of linear layers alone, and of one with trunks, which versions that know none must refuse."""
+MANIFEST, TENSORS, EVIDENCE = "manifest.json", "map.safetensors", "evidence"
+DIAGNOSTICS = "diagnostics.json"
+"""What a fit recorded of its own quality, beside the map; it is not part of the artifact."""
+TRAINING_RECORD = "training.json"
+"""How a map was trained, if it was, also beside it."""
+_CACHED_BYTES = 2
+
+
+@dataclass(frozen=True)
+class CacheMap:
+    """For every target layer and kind, a function of blocks, and the manifest that names its pair.
+
+    The function is linear, plus what is read out of the trunks where a map was trained. Each output has its linear
+    part; where that is its bias alone it has no blocks, and a weight of no rows.
+
+    Attributes:
+        random: the random features that some layers or trunks read, or None.
+        trunks: hidden layers that outputs read beside their linear parts.
+
+    Raises:
+        KvxferError: a trunk is read by an output that has no layer here, or one of another width.
+    """
+
+    layers: dict[Output, LinearLayer]
+    manifest: dict[str, Any]
+    random: RandomFeatures | None = None
+    trunks: tuple[Trunk, ...] = ()
+
+    def __post_init__(self) -> None:
+        require_readable(self.trunks, {output: layer.bias.numel() for output, layer in self.layers.items()})
+
+    @property
+    def _parts(self) -> list[LinearLayer | Trunk]:
+        return [*self.layers.values(), *self.trunks]
+
+    @property
+    def blocks(self) -> set[Block]:
+        """All blocks that some layer or trunk reads."""
+        return {block for part in self._parts for block in part.blocks}
+
+    @property
+    def extras(self) -> tuple[Block, ...]:
+        """Those of them that are no source layer's keys or values."""
+        return tuple(sorted(block for block in self.blocks if not block.is_source))
+
+    @property
+    def parameters(self) -> int:
+        """Numbers in the map, the random features' own included."""
+        random = 0 if self.random is None else self.random.parameters
+        return random + sum(part.parameters for part in self._parts)
+
+    @property
+    def form(self) -> str:
+        """What the tensors are: full-head or head-local weights (or mixed), whole or (some of them) in two factors, and
+        whether there are trunks."""
+        forms = {"full_head" if layer.groups == 1 else "head_local" for layer in self.layers.values()}
+        heads = forms.pop() if len(forms) == 1 else "mixed"
+        factors = "_low_rank" if any(layer.right is not None for layer in self.layers.values()) else ""
+        return heads + factors + ("_trunks" if self.trunks else "")
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the tensors as stored (float32)."""
+        return 4 * self.parameters
+
+    @property
+    def flops_per_token(self) -> float:
+        """FLOPs to map one token: two per weight, one per bias, and what the blocks cost that are not look-ups.
+
+        The random features are computed once for all layers. The target's first layer costs its two projections of the
+        embedding. An embedding and the source's hidden state are read and cost nothing.
+        """
+        flops = sum(part.flops for part in self._parts)
+        if self.random is not None:
+            flops += self.random.flops
+        if any(block.kind.startswith("layer0") for block in self.extras):
+            flops += 2 * 2 * hidden_columns(self.manifest, "target") * self.width
+        return float(flops)
+
+    @property
+    def bytes_read_per_token(self) -> int:
+        """Bytes read to map one token, at two bytes a number (bfloat16) and without the weights, which a batch shares.
+
+        ``2 (n w + e + h)``: n source layers' keys or values of w columns, each once (neighbouring tokens share what is
+        read at earlier offsets; random features read all of their layers), e the target's hidden size if its embedding
+        or first layer is read, h the source's if its final hidden state is.
+        """
+        known = {"embedding", "layer0_keys", "layer0_values"} & {block.kind for block in self.extras}
+        return self.bytes_from_source_per_token + _CACHED_BYTES * (
+            hidden_columns(self.manifest, "target") if known else 0
+        )
+
+    @property
+    def bytes_from_source_per_token(self) -> int:
+        """Those of ``bytes_read_per_token`` that the source has (its cache and final hidden state) and must send."""
+        cached = {(block.layer, block.kind) for block in self.blocks if block.is_source}
+        if self.random is not None:
+            cached |= {(block.layer, block.kind) for block in self.random.inputs}
+        hidden = any(block.kind == "source_hidden" for block in self.extras)
+        return _CACHED_BYTES * (len(cached) * self.width + (hidden_columns(self.manifest, "source") if hidden else 0))
+
+    @property
+    def bytes_written_per_token(self) -> int:
+        """Bytes of the target's cache of one token at two bytes a number: keys and values of all its layers."""
+        return _CACHED_BYTES * len(self.layers) * self.width
+
+    @property
+    def width(self) -> int:
+        """Columns of one layer's keys."""
+        return next(iter(self.layers.values())).bias.numel()
+
+    @property
+    def hash(self) -> str:
+        """The map's name: the SHA-256 of its manifest, which holds that of its tensors."""
+        return _digest(self.manifest)
+
+    def save(self, directory: Path) -> CacheMap:
+        """Write both files and return the map with its manifest completed."""
+        tensors: dict[str, Tensor] = {}
+        for (layer, kind), part in self.layers.items():
+            tensors[f"{kind}.{layer}.weight"] = part.weight.contiguous()
+            tensors[f"{kind}.{layer}.bias"] = part.bias.contiguous()
+            if part.right is not None:
+                tensors[f"{kind}.{layer}.right"] = part.right.contiguous()
+        if self.random is not None:
+            tensors |= self.random.tensors()
+        for number, trunk in enumerate(self.trunks):
+            tensors |= trunk.tensors(number)
+        blocks = {f"{k}.{layer}": [b.name for b in part.blocks] for (layer, k), part in self.layers.items()}
+        manifest = {
+            **{key: value for key, value in self.manifest.items() if key != "sha256"},
+            "schema": SCHEMA_OF_TRUNKS if self.trunks else SCHEMA,
+            "form": self.form,
+            "dtype": "float32",
+            "blocks": blocks,
+            "parameters": self.parameters,
+        }
+        if self.random is not None:
+            manifest["random_layers"] = list(self.random.layers)
+        if self.trunks:
+            manifest["trunks"] = [trunk.describe() for trunk in self.trunks]
+        # Each file vouches for the other: the tensors' header holds the manifest's hash, the manifest the tensors'.
+        save_file(tensors, directory / TENSORS, metadata={"manifest": _digest(manifest)})
+        manifest["sha256"] = file_sha256(directory / TENSORS)
+        write_json(directory / MANIFEST, manifest)
+        return CacheMap(self.layers, manifest, self.random, self.trunks)
+
+    @staticmethod
+    def load(directory: Path) -> CacheMap:
+        """Read and verify a map.
+
+        Raises:
+            KvxferError: a file is missing or altered, or the schema is unknown.
+        """
+        if not (directory / MANIFEST).is_file() or not (directory / TENSORS).is_file():
+            raise KvxferError(f"{directory} holds no map ({MANIFEST} and {TENSORS} are expected)")
+        manifest = read_json(directory / MANIFEST)
+        if not isinstance(manifest, dict):
+            raise KvxferError(f"{directory / MANIFEST} is no manifest of a map: train again with force=true")
+        if manifest.get("schema") not in (SCHEMA, SCHEMA_OF_TRUNKS):
+            raise KvxferError(
+                f"{directory}: map schema {manifest.get('schema')} is not {SCHEMA} or {SCHEMA_OF_TRUNKS}, which this "
+                "version reads"
+            )
+        digest = file_sha256(directory / TENSORS)
+        if digest != manifest.get("sha256"):
+            raise KvxferError(
+                f"{directory / TENSORS}: SHA-256 {digest[:12]} is not {str(manifest.get('sha256'))[:12]}, which its "
+                "manifest gives: the map is damaged or was altered"
+            )
+        try:
+            with safe_open(directory / TENSORS, framework="pt") as file:
+                vouched = (file.metadata() or {}).get("manifest")
+            if vouched != _digest({key: value for key, value in manifest.items() if key != "sha256"}):
+                raise KvxferError("it was altered after the tensors were written")
+            tensors = load_file(directory / TENSORS)
+            layers, random, trunks = read_parts(manifest, tensors)
+            if bool(trunks) != (manifest["schema"] == SCHEMA_OF_TRUNKS):
+                raise KvxferError(f"{len(trunks)} trunks and schema {manifest['schema']}")
+            found = CacheMap(layers, manifest, random, trunks)
+        except (KeyError, ValueError, TypeError, AttributeError, KvxferError, SafetensorError) as error:
+            raise KvxferError(f"{directory / MANIFEST} does not describe its tensors ({error})") from error
+        return found
+
+    def require(self, pair: Mapping[str, Any]) -> None:
+        """Refuse a pair that is not the one this map was fitted for, naming the first field that differs."""
+        _require_equal(self.manifest.get("pair"), pair, "pair")
+
+    def add_evidence(self, directory: Path, name: str, evidence: dict[str, Any]) -> None:
+        """Keep a result about this map beside it."""
+        (directory / EVIDENCE).mkdir(exist_ok=True)
+        write_json(directory / EVIDENCE / f"{name}.json", {"map": self.hash, **evidence})
+
+
+def _digest(manifest: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _require_equal(ours: Any, theirs: Any, where: str) -> None:
+    if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
+        for key in sorted(set(ours) | set(theirs)):
+            _require_equal(ours.get(key), theirs.get(key), f"{where}.{key}")
+    elif ours != theirs:
+        raise KvxferError(
+            f"the map was fitted with {where} = {_short(ours)} but this pair has {_short(theirs)}: "
+            "use the same checkpoints (pair.source.revision, pair.target.revision) or calibrate and train again"
+        )
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

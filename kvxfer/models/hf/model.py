@@ -1,0 +1,292 @@
+"""A loaded language model as this project sees it: ids and KV in, KV, logits, tokens and queries out."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn.functional import linear
+from transformers import DynamicCache
+
+from kvxfer.errors import KvxferError
+from kvxfer.models.geometry import Geometry
+from kvxfer.models.hf.cache import build_cache, cache_keyword, read_cache
+from kvxfer.models.hf.observing import Followed, Observed, captured_outputs, output_projections, softmax_scales
+from kvxfer.models.hf.queries import captured_queries
+from kvxfer.models.hf.rotary import cos_sin, find_rotary
+from kvxfer.models.kv import KV, LayerTensors
+
+Ids = Int[Tensor, "batch tokens"]
+
+
+@dataclass(frozen=True)
+class Running:
+    """A model in the middle of a text: the library's own cache, which grows, and final hidden states if asked for."""
+
+    cache: DynamicCache
+    hidden: Float[Tensor, "batch tokens hidden"] | None = None
+
+
+class LoadedModel:
+    """A causal language model in eval mode with an explicit cache: every method takes and returns plain tensors.
+
+    Caches hold rotated keys and all tokens of all layers. What a method returns is made in inference mode (but for
+    ``follow`` and ``project``): clone it before autograd may see it. ``name`` is the model as the user wrote it,
+    ``revision`` what it resolved to, ``dropped`` the layers of the whole model that it is run without, and ``whole``
+    the geometry of the model that it is a slice of (its own unless given).
+    """
+
+    def __init__(
+        self,
+        lm: Any,
+        tokenizer: Any,
+        geometry: Geometry,
+        name: str,
+        revision: str,
+        dropped: tuple[int, ...] = (),
+        whole: Geometry | None = None,
+    ) -> None:
+        self.lm: Any = lm.eval().requires_grad_(False)
+        self.body: Any = lm.base_model
+        self.tokenizer = tokenizer
+        self.geometry = geometry
+        self.name = name
+        self.revision = revision
+        self.dropped = dropped
+        self.whole = whole or geometry
+        self.dtype: torch.dtype = next(lm.parameters()).dtype
+        self.device: torch.device = next(lm.parameters()).device
+        self._rotary = find_rotary(self.body, name)
+        self._keyword = {id(module): cache_keyword(module.forward) for module in (self.lm, self.body)}
+        self._trims_logits = "logits_to_keep" in inspect.signature(lm.forward).parameters
+
+    @torch.inference_mode()
+    def prefill(self, ids: Ids, past: KV | None = None) -> KV:
+        """The cache of ``past`` and ``ids`` together, from the body alone (no vocabulary logits)."""
+        return self.export(self.begin(ids, past))
+
+    @torch.inference_mode()
+    def prefill_with_hidden(self, ids: Ids, past: KV | None = None) -> KV:
+        """The cache of ``past`` and ``ids`` with the final hidden states: the last layer's output after the final norm.
+
+        That is what the body returns as ``last_hidden_state`` and what the vocabulary projection reads. A ``past`` must
+        have its own.
+        """
+        return self.export(self.begin(ids, past, hidden=True))
+
+    @torch.inference_mode()
+    def begin(self, ids: Ids, past: KV | None = None, hidden: bool = False) -> Running:
+        """The model once it has read ``ids`` after ``past``; with the final hidden states of both if asked."""
+        running = self.inject(past)
+        states = self.extend(running, ids)
+        if not hidden:
+            return running
+        if past is not None and past.tokens:
+            if past.hidden is None:
+                raise KvxferError(f"{self.name}: the cache that these tokens follow has no hidden states")
+            states = torch.cat([past.hidden.to(states), states], dim=1)
+        return replace(running, hidden=states)
+
+    def export(self, running: Running) -> KV:
+        """What a running model's cache holds: its tensors themselves, no copy."""
+        return replace(read_cache(running.cache, self.name), hidden=running.hidden)
+
+    def inject(self, past: KV | None) -> Running:
+        """The model as if it had read what ``past`` holds, in a cache of its own (a copy)."""
+        return Running(self._cache(past))
+
+    @torch.inference_mode()
+    def extend(self, running: Running, ids: Ids) -> Float[Tensor, "batch tokens hidden"]:
+        """Read more tokens with the body alone, and return their final hidden states."""
+        return self._forward(self.body, ids, running.cache).last_hidden_state
+
+    @torch.inference_mode()
+    def next_token(self, running: Running, ids: Ids) -> Int[Tensor, " batch"]:
+        """Read more tokens and return the likeliest one to follow."""
+        return self.next_logits(running, ids).argmax(dim=-1)
+
+    @torch.inference_mode()
+    def next_logits(self, running: Running, ids: Ids) -> Float[Tensor, "batch vocab"]:
+        """Read more tokens and return the logits of what follows them, those of the last alone where possible."""
+        last = {"logits_to_keep": 1} if self._trims_logits else {}
+        return self._forward(self.lm, ids, running.cache, **last).logits[:, -1]
+
+    @contextmanager
+    def without_layers(self) -> Iterator[None]:
+        """Embedding, final norm and vocabulary projection alone: what a forward costs whatever the depth."""
+        layers = self.body.layers
+        self.body.layers = layers[:0]
+        try:
+            yield
+        finally:
+            self.body.layers = layers
+
+    @torch.inference_mode()
+    def logits(self, ids: Ids, past: KV | None = None, keep: int | None = None) -> Float[Tensor, "batch kept vocab"]:
+        """Float32 logits of the last ``keep`` tokens of ``ids`` (None: of all), which follow ``past``.
+
+        ``past`` itself is left as it is.
+        """
+        keep = ids.shape[1] if keep is None else keep
+        last = {"logits_to_keep": keep} if self._trims_logits else {}
+        return self._forward(self.lm, ids, self._cache(past), **last).logits[:, -keep:].float()
+
+    @torch.inference_mode()
+    def steps(self, ids: Ids, past: KV | None) -> Generator[Float[Tensor, "batch vocab"], Int[Tensor, " batch"], None]:
+        """Decode one token at a time: yields float32 logits, and is sent the tokens that were chosen from them."""
+        cache = self._cache(past)
+        last = {"logits_to_keep": 1} if self._trims_logits else {}
+        while True:
+            chosen = yield self._forward(self.lm, ids.to(self.device), cache, **last).logits[:, -1].float()
+            ids = chosen[:, None]
+
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        """The tokens after which this model has nothing more to say, by its generation config and its tokenizer."""
+        found = getattr(getattr(self.lm, "generation_config", None), "eos_token_id", None)
+        listed = found if isinstance(found, list | tuple) else [found]
+        return frozenset(token for token in (*listed, self.tokenizer.eos_token_id) if token is not None)
+
+    @torch.inference_mode()
+    def generate(
+        self,
+        ids: Ids,
+        past: KV | None,
+        max_new_tokens: int,
+        stop: int | None = None,
+        noise: Callable[[int], Float[Tensor, "batch vocab"]] | None = None,
+    ) -> Int[Tensor, "batch new"]:
+        """Continuation of ``past`` and ``ids``: at every step the token of the largest logit.
+
+        Args:
+            stop: end early once every row has given it. A row that has given it (it is part of the result) is filled up
+                with it.
+            noise: what is added to the logits of each step (0, 1, ...) before the largest is taken. Gumbel noise times
+                a temperature draws a sample at that temperature (the Gumbel-max trick); the same noise gives two models
+                the same luck.
+        """
+        running = self.inject(past)
+        ids = ids.to(self.device)
+        done = torch.zeros(ids.shape[0], dtype=torch.bool, device=self.device)
+        new: list[Tensor] = []
+        for step in range(max_new_tokens):
+            logits = self.next_logits(running, ids)
+            token = (logits if noise is None else logits.float() + noise(step).to(self.device)).argmax(dim=-1)
+            if stop is not None:
+                token = torch.where(done, torch.full_like(token, stop), token)
+                done |= token == stop
+            new.append(token)
+            if stop is not None and bool(done.all()):
+                break
+            ids = token[:, None]
+        return torch.stack(new, dim=1) if new else ids[:, :0]
+
+    def cos_sin(
+        self, tokens: int, start: int = 0
+    ) -> tuple[Float[Tensor, "tokens rotary_dim"], Float[Tensor, "tokens rotary_dim"]]:
+        """cos and sin of ``tokens`` positions from ``start`` on: float32, without the attention scaling."""
+        return cos_sin(self._rotary, tokens, start, self.device)
+
+    @torch.inference_mode()
+    def queries(self, ids: Ids) -> tuple[KV, LayerTensors]:
+        """The prefill of ``ids``, and each layer's queries as attention sees them (rotated, scaled by the model)."""
+        cache = self._cache(None)
+        with captured_queries(self.body) as found:
+            self._forward(self.body, ids, cache)
+        return read_cache(cache, self.name), self._by_layer(found)
+
+    @torch.inference_mode()
+    def observe(self, ids: Ids, logits: bool = True) -> Observed:
+        """The cache, queries and attention outputs of ``ids``, with the logits of every token if asked."""
+        cache = self._cache(None)
+        with captured_queries(self.body) as queries, captured_outputs(self.body, self.name) as outputs:
+            found = self._forward(self.lm if logits else self.body, ids, cache)
+        own = read_cache(cache, self.name)
+        return Observed(own, self._by_layer(queries), self._by_layer(outputs), found.logits if logits else None)
+
+    def follow(self, ids: Ids, past: KV) -> Followed:
+        """What the model makes of ``ids`` after ``past``, with gradients to ``past`` where they are on."""
+        with captured_outputs(self.body, self.name) as outputs:
+            logits = self._forward(self.lm, ids, self._cache(past)).logits
+        return Followed(logits.float(), self._by_layer(outputs))
+
+    def softmax_scales(self, instead: str = "calibration.weights=none") -> list[float]:
+        """What each layer multiplies products of queries and keys with before the softmax.
+
+        Args:
+            instead: the setting that does without attention probabilities, for the error.
+
+        Raises:
+            KvxferError: a layer's attention is more than a softmax of these products.
+        """
+        return softmax_scales(self.body, self.name, self.geometry.head_dim, instead)
+
+    @torch.inference_mode()
+    def embeddings(self, ids: Ids) -> Float[Tensor, "batch tokens hidden"]:
+        """The input embeddings of tokens, float32."""
+        return self.body.get_input_embeddings()(ids.to(self.device)).float()
+
+    @torch.inference_mode()
+    def first_layer(self, ids: Ids) -> KV:
+        """The cache of the first layer alone: a function of each token and its position, not of other tokens."""
+        layers = self.body.layers
+        cache = self._cache(None)
+        try:
+            self.body.layers = layers[:1]
+            self._forward(self.body, ids, cache)
+        finally:
+            self.body.layers = layers
+        return KV([cache.layers[0].keys], [cache.layers[0].values])
+
+    def output_grams(self) -> Float[Tensor, "layers kv_heads dim dim"]:
+        """Gram of each layer's output projection, summed over the query heads that share a KV head, float32.
+
+        What an error of a value does to the attention's output is the error times its head's columns of W_O.
+        """
+        grams = []
+        for projection in output_projections(self.body, self.name, "calibration.metrics=false"):
+            heads = projection.weight.float().T.unflatten(0, (self.geometry.heads, self.geometry.head_dim))
+            by_head = heads @ heads.mT
+            grams.append(by_head.unflatten(0, (self.geometry.kv_heads, -1)).sum(1))
+        return torch.stack(grams)
+
+    def attention_outputs(
+        self, instead: str = "calibration.probe_rows=0"
+    ) -> list[tuple[Float[Tensor, "hidden heads_dim"], float]]:
+        """Each layer's output projection W_O (without its bias) and the scale of its softmax.
+
+        Args:
+            instead: the setting that does without attention's outputs, for the error.
+        """
+        projections = output_projections(self.body, self.name, instead)
+        return [(each.weight, scale) for each, scale in zip(projections, self.softmax_scales(instead), strict=True)]
+
+    def project(
+        self, layer: int, heads: Float[Tensor, "batch tokens heads_dim"]
+    ) -> Float[Tensor, "batch tokens hidden"]:
+        """A layer's attention output, float32, of its heads' outputs side by side: W_O with its bias."""
+        projection = self.body.layers[layer].self_attn.o_proj
+        bias = None if projection.bias is None else projection.bias.float()
+        return linear(heads.float(), projection.weight.float(), bias)
+
+    def _by_layer(self, found: dict[int, Tensor]) -> list[Tensor]:
+        return [found[layer] for layer in range(self.geometry.layers)]
+
+    def _cache(self, past: KV | None) -> DynamicCache:
+        return build_cache(None if past is None else past.apply(lambda x: x.to(self.device, self.dtype)))
+
+    def _forward(self, module: Any, ids: Ids, cache: DynamicCache, **options: Any) -> Any:
+        """One forward with positions and mask spelt out; it extends ``cache``."""
+        batch, new = ids.shape
+        start = cache.get_seq_length()
+        positions = torch.arange(start, start + new, device=self.device).expand(batch, new)
+        mask = torch.ones(batch, start + new, dtype=torch.long, device=self.device)
+        options[self._keyword[id(module)]] = cache
+        ids = ids.to(self.device)
+        return module(input_ids=ids, position_ids=positions, attention_mask=mask, use_cache=True, **options)

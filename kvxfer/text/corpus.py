@@ -1,0 +1,300 @@
+"""Token rows, split by document. Nothing else decides which text is for fitting and which for evaluation.
+
+A document's split depends on its key alone, never on a setting, so that rows of different splits share no document
+whatever the lengths, seeds, shards and corpora of the runs that made them.
+
+The rule for special tokens: documents are encoded without any and joined by the tokenizer's EOS (if it has one). A row
+begins with BOS if, and only if, the tokenizer itself puts one before every text: that is what the models meet when they
+serve. BOS is then the first of the row's ``length`` tokens.
+
+Text to train on is what the fit split still has without the documents of the rows that closed forms are fitted on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from kvxfer.errors import KvxferError
+from kvxfer.text import folder as text
+from kvxfer.text import hub, python, toy
+from kvxfer.text.packing import Row, left_over, packed
+
+SPLITS = ("fit", "validation", "held_out", "evaluation")
+TRAINING = "training"  # what is left of the fit split; it can be asked for like a split
+_SPLIT_OF_TENTH = ("fit",) * 6 + ("validation", "held_out") + ("evaluation",) * 2
+# A draw of the toy world is this many stories; all draws together stay below the seeds that its models were trained on.
+_TOY_STORIES, _TOY_DRAWS = 1_000_000, 1_000_000
+
+KINDS = (*toy.KINDS, "text", "hub", *python.KINDS)
+
+
+def split_of(document_key: str) -> str:
+    """The split that a document belongs to, for good: .6 fit, .1 validation, .1 held-out, .2 evaluation, by SHA-256."""
+    number = int.from_bytes(hashlib.sha256(document_key.encode()).digest()[:8], "big")
+    return _SPLIT_OF_TENTH[number % 10]
+
+
+def document_key(content: str) -> str:
+    """SHA-256 of the text, blind to white space: copies that differ by line ends or indents are one document."""
+    return hashlib.sha256(" ".join(content.split()).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class RowCounts:
+    """How many rows each split gives, and how many there are to train on."""
+
+    fit: int = 512
+    validation: int = 128
+    held_out: int = 64
+    evaluation: int = 64
+    training: int = 512
+
+    def of(self, split: str) -> int:
+        """The count of one split."""
+        return int(getattr(self, split))
+
+
+@dataclass(frozen=True)
+class CorpusSpec:
+    """What text a run reads; the fields are the keys of ``configs/corpus/*.yaml``.
+
+    ``length`` is tokens per row. ``document_tokens`` is how many first tokens of a document are read (None: all).
+    ``skip_first`` is how many first tokens of a row stay out of the moments. ``seed``
+    picks another draw of the same corpus: other toy stories, another order of the documents. ``num_shards`` processes
+    share the rows, and this one takes ``rows[shard_index::num_shards]``.
+    """
+
+    name: str
+    kind: str
+    length: int
+    path: str | None = None
+    glob: str = "**/*"
+    column: str = "text"
+    dataset: str | None = None
+    subset: str | None = None
+    revision: str | None = None
+    document_tokens: int | None = None
+    rows: RowCounts = field(default_factory=RowCounts)
+    skip_first: int = 4
+    num_shards: int = 1
+    shard_index: int = 0
+    seed: int = 0
+
+    def validate(self) -> None:
+        """Raise :class:`KvxferError`, naming the key, if a value or a combination of values makes no sense."""
+        if self.kind not in KINDS:
+            raise KvxferError(f"corpus.kind={self.kind!r}: choose one of {', '.join(KINDS)}")
+        _at_least("length", self.length, 2)
+        _at_least("skip_first", self.skip_first, 0)
+        if self.document_tokens is not None:
+            _at_least("document_tokens", self.document_tokens, 1)
+        _at_least("num_shards", self.num_shards, 1)
+        _at_least("seed", self.seed, 0)
+        for split in (*SPLITS, TRAINING):
+            _at_least(f"rows.{split}", self.rows.of(split), 0)
+        if self.skip_first >= self.length:
+            raise KvxferError(
+                f"corpus.skip_first={self.skip_first} leaves nothing of corpus.length={self.length}; lower it"
+            )
+        if not 0 <= self.shard_index < self.num_shards:
+            raise KvxferError(
+                f"corpus.shard_index={self.shard_index} with corpus.num_shards={self.num_shards}: "
+                f"give an index from 0 to {self.num_shards - 1}"
+            )
+        if self.kind in toy.KINDS and self.seed >= _TOY_DRAWS:
+            raise KvxferError(f"corpus.seed={self.seed}: the toy world has {_TOY_DRAWS} draws; give a lower seed")
+        if self.kind == "text" and not self.path:
+            raise KvxferError("corpus.path is not set: corpus=text needs corpus.path=<folder of .txt, .md or .jsonl>")
+        if self.kind == "hub" and not self.dataset:
+            raise KvxferError("corpus.dataset is not set: a hub corpus needs corpus.dataset=<owner/name>")
+
+    def identity(self) -> dict[str, Any]:
+        """What decides the rows of all splits, as plain JSON types: no place, no shards; for local text, its digest."""
+        left_out = {"path", "glob", "num_shards", "shard_index"}
+        if self.document_tokens is None:
+            left_out.add("document_tokens")
+        if self.kind in (*toy.KINDS, *python.KINDS):
+            left_out |= {"column", "dataset", "subset", "revision"}
+        if self.kind == "text":
+            left_out |= {"dataset", "subset", "revision"}
+        result = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
+        result["rows"] = {split: self.rows.of(split) for split in SPLITS}
+        if self.kind == "text":
+            result["sha256"] = text.digest(str(self.path), self.glob)
+        if self.kind in python.KINDS:
+            result |= {"python": python.version(), "sha256": python.digest(self.kind)}
+        return result
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Token ids ``[rows, length]``, the keys of the documents in each row, and the corpus's name as their domain."""
+
+    tokens: Int64[Tensor, "rows length"]
+    documents: list[tuple[str, ...]]
+    domain: str
+
+    def __len__(self) -> int:
+        """How many rows there are."""
+        return len(self.documents)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the token ids: what was really read, for a manifest."""
+        return hashlib.sha256(self.tokens.numpy().astype("<i8").tobytes()).hexdigest()
+
+
+def load_rows(
+    spec: CorpusSpec,
+    tokenizer: Any,
+    split: str,
+    count: int | None = None,
+    length: int | None = None,
+    fewer: bool = False,
+) -> Rows:
+    """The first ``count`` rows of a split (default ``spec.rows``), each of exactly ``length`` tokens (``spec.length``).
+
+    ``split`` may be ``training``: the rows after the first ``spec.rows.fit`` of the fit split that share no document
+    with any of those. ``tokenizer`` is a Hugging Face fast tokenizer. With shards, only this process's share of the
+    ``count`` rows comes back. Raises :class:`KvxferError` if the corpus cannot be read or has fewer rows (unless
+    ``fewer`` will do): how many, and what to lower.
+    """
+    spec.validate()
+    if split not in (*SPLITS, TRAINING):
+        raise KvxferError(f"split {split!r}: choose one of {', '.join((*SPLITS, TRAINING))}")
+    count = spec.rows.of(split) if count is None else count
+    length = spec.length if length is None else length
+    _at_least("length", length, 2)
+    bos = leading_bos(tokenizer)
+    found = list(itertools.islice(_rows_of(spec, tokenizer, split, length - len(bos), len(bos)), count))
+    if len(found) < count and not fewer:
+        has = f"{spec.name} has only {len(found)} rows of {length} tokens"
+        raise KvxferError(f"corpus.rows.{split}={count}: {has} for {_whose(spec, split)}")
+    share = found[spec.shard_index :: spec.num_shards]
+    tokens = torch.tensor([bos + ids for ids, _ in share], dtype=torch.int64).reshape(len(share), length)
+    return Rows(tokens, [keys for _, keys in share], spec.name)
+
+
+def _rows_of(spec: CorpusSpec, tokenizer: Any, split: str, room: int, leading: int) -> Iterator[Row]:
+    """All rows of a split, or those to train on, of ``room`` tokens; ``leading`` more will stand before them."""
+    pack = _toy_rows if spec.kind in toy.KINDS else _packed
+    if split != TRAINING:
+        return pack(spec, tokenizer, split, room)
+    fitted = itertools.islice(pack(spec, tokenizer, "fit", spec.length - leading), spec.rows.fit)
+    return left_over(pack(spec, tokenizer, "fit", room), fitted)
+
+
+def _whose(spec: CorpusSpec, split: str) -> str:
+    """What a split gets of a corpus, and what to do if that is too little."""
+    if split == TRAINING:
+        fitted = f"its first corpus.rows.fit={spec.rows.fit} rows"
+        gets = f"training, which gets those of split fit that share no document with {fitted}"
+        return f"{gets}; lower corpus.rows.training, corpus.rows.fit or corpus.length, or add documents"
+    gets = f"this split, which gets {_SPLIT_OF_TENTH.count(split)} of 10 documents (a file or a line of JSONL is one)"
+    return f"{gets}; lower corpus.rows.{split} or corpus.length, or add documents"
+
+
+def toy_stories(split: str, count: int, tokens: int, seed: int = 0) -> list[Any]:
+    """``count`` toy stories (``kvxfer.toy.world.Story``) of ``tokens`` tokens whose seeds belong to the split."""
+    from kvxfer.toy.world import make_story
+
+    return [make_story(number, tokens) for number in itertools.islice(_toy_seeds(split, seed), count)]
+
+
+def toy_conversations(split: str, count: int, turns: int, tokens: int, seed: int = 0) -> dict[str, tuple[Any, ...]]:
+    """The turns (``kvxfer.toy.conversation.Turn``) of ``count`` toy conversations, ``tokens`` each, by document key."""
+    from kvxfer.toy.conversation import make_conversation
+
+    seeds = itertools.islice(_toy_seeds(split, seed), count)
+    return {_toy_key(number): make_conversation(number, turns, tokens) for number in seeds}
+
+
+def leading_bos(tokenizer: Any) -> list[int]:
+    """``[bos]`` if the tokenizer itself begins every text with its BOS, else ``[]``."""
+    bos = tokenizer.bos_token_id
+    return [bos] if bos is not None and tokenizer("")["input_ids"][:1] == [bos] else []
+
+
+def _toy_key(seed: int) -> str:
+    return f"toy/{seed}"
+
+
+def _toy_seeds(split: str, seed: int) -> Iterator[int]:
+    """Seeds of the split from a draw's first on, below those that the toy models were trained on."""
+    if not 0 <= seed < _TOY_DRAWS:
+        raise KvxferError(
+            f"corpus.seed or eval.seed asks for draw {seed} of the toy world, which has {_TOY_DRAWS}; give a lower seed"
+        )
+    numbers = range(seed * _TOY_STORIES, _TOY_DRAWS * _TOY_STORIES)
+    return (n for n in numbers if split_of(_toy_key(n)) == split)
+
+
+def _toy_rows(spec: CorpusSpec, tokenizer: Any, split: str, room: int) -> Iterator[Row]:
+    """One row of the toy world per seed; a tokenizer that cuts words keeps the row's beginning."""
+    for seed in _toy_seeds(split, spec.seed):
+        try:
+            words = toy.row_words(spec.kind, seed, room)
+        except ValueError as error:
+            raise KvxferError(f"corpus.length={spec.length}: {error}") from error
+        ids = _encode(tokenizer, " ".join(words))
+        if len(ids) < room or (tokenizer.unk_token_id is not None and tokenizer.unk_token_id in ids):
+            raise KvxferError(
+                f"corpus={spec.name}: the pair's tokenizer does not know the toy world's words; "
+                "use corpus=text corpus.path=<folder>"
+            )
+        yield ids[:room], (_toy_key(seed),)
+
+
+def _packed(spec: CorpusSpec, tokenizer: Any, split: str, room: int) -> Iterator[Row]:
+    """The split's own documents joined by EOS, cut to rows of ``room`` tokens; what is left at the end is dropped."""
+    eos = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    documents = _documents(spec, split)
+    return packed(
+        ((key, _encode(tokenizer, content)[: spec.document_tokens] + eos) for key, content in documents), room
+    )
+
+
+def _documents(spec: CorpusSpec, split: str) -> Iterator[tuple[str, str]]:
+    """The split's documents as (key, text) in an order that only the seed decides."""
+    if spec.kind == "hub":
+        texts = hub.documents(str(spec.dataset), spec.subset, spec.revision, spec.column, spec.seed)
+        return _of_split(texts, split)
+    found: Iterator[tuple[str, str]]
+    if spec.kind in python.KINDS:
+        found = (item for item in python.documents(spec.kind) if split_of(item[0]) == split)
+    else:
+        found = _of_split(text.documents(str(spec.path), spec.glob, spec.column), split)
+    # Files come by name, which often means by subject: a few rows from the front would be about one thing.
+    return iter(sorted(found, key=lambda item: _draw(spec.seed, item[0])))
+
+
+def _of_split(texts: Iterator[str], split: str) -> Iterator[tuple[str, str]]:
+    """Documents of one split, each once, without empty ones."""
+    seen: set[str] = set()
+    for raw in texts:
+        content = raw.encode("utf-8", "replace").decode()  # JSON may hold half a surrogate pair; tokenizers refuse it
+        key = document_key(content)
+        if content.strip() and key not in seen and split_of(key) == split:
+            seen.add(key)
+            yield key, content
+
+
+def _draw(seed: int, key: str) -> bytes:
+    return hashlib.sha256(f"{seed}/{key}".encode()).digest()
+
+
+def _encode(tokenizer: Any, content: str) -> list[int]:
+    return list(tokenizer(content, add_special_tokens=False, verbose=False)["input_ids"])
+
+
+def _at_least(key: str, value: int, least: int) -> None:
+    if value < least:
+        raise KvxferError(f"corpus.{key}={value}: must be at least {least}")

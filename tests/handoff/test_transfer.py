@@ -1,0 +1,98 @@
+"""The handoff step by step: the one code that is evaluated and timed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kvxfer.evals.conditions import mapped_conditions
+from kvxfer.evals.scoring import token_log_likelihoods
+from kvxfer.fitting.closed import LinearLayer
+from kvxfer.handoff.transfer import STEPS, Transfer
+from kvxfer.maps.apply import Mapper
+from kvxfer.maps.artifact import CacheMap
+from kvxfer.maps.blocks import DESIGNS, KINDS
+from kvxfer.maps.plan import Plan
+from kvxfer.models.kv import KV
+from kvxfer.models.pair import Pair
+
+PROMPT = 20
+
+
+@pytest.fixture(scope="module")
+def prompt() -> torch.Tensor:
+    return torch.randint(5, 100, (3, PROMPT), generator=torch.Generator().manual_seed(0))
+
+
+def random_mapper(pair: Pair, features: str) -> Mapper:
+    width, draw = pair.target.geometry.kv_width, torch.Generator().manual_seed(1)
+    layers = {}
+    for layer in range(pair.target.geometry.layers):
+        for kind in KINDS:
+            blocks = DESIGNS[features].blocks(kind, [0, 1])
+            extra = pair.source.geometry.hidden if features == "hidden" else 0
+            columns = sum(width for block in blocks if block.is_source) + extra
+            weight = torch.randn(1, columns, width, generator=draw) / 16
+            layers[layer, kind] = LinearLayer(blocks, weight, torch.randn(width, generator=draw))
+    return Mapper(CacheMap(layers, {}), pair=pair)
+
+
+def tensors(kv: KV) -> list[torch.Tensor]:
+    return [*kv.keys, *kv.values]
+
+
+@pytest.mark.parametrize("features", ["previous", "hidden"])
+@pytest.mark.parametrize("plan", [Plan("sinks", 4, 1), Plan("all", 0, 3), Plan("mostly exact", 50, 2)])
+def test_what_is_evaluated_is_what_is_timed(tiny_pair, prompt, features, plan):
+    mapper = random_mapper(tiny_pair, features)
+    prepared = mapped_conditions(tiny_pair, mapper, plan, prompt, prompt, ("mapped",))["mapped"]
+    seen: list[KV] = []
+    target = tiny_pair.target
+
+    class Watched(Transfer):
+        def planned(self, mapped: KV, exact: KV | None) -> KV:
+            seen.append(super().planned(mapped, exact))
+            return seen[-1]
+
+    transfer = Watched(tiny_pair, mapper, plan)
+    token = transfer.first_token(transfer.read(transfer.split(prompt)[0]), prompt)
+    assert all(torch.equal(a, b) for a, b in zip(tensors(seen[0]), tensors(prepared.past), strict=True))
+    likeliest = torch.tensor([[n] for n in token.tolist()])
+    best = token_log_likelihoods(prepared, likeliest)
+    everything = target.logits(prepared.tail, prepared.past)[:, -1].log_softmax(-1).max(-1).values
+    assert torch.allclose(best[:, 0], everything, atol=1e-5)
+
+
+def test_the_conditions_call_the_transfer_and_nothing_else_maps(tiny_pair, prompt, monkeypatch):
+    called: list[str] = []
+    carry = Transfer.carry
+
+    def watched(self: Transfer, source: object, head: torch.Tensor, *rest: object) -> KV:
+        called.append("carry")
+        return carry(self, source, head, *rest)
+
+    monkeypatch.setattr(Transfer, "carry", watched)
+    plan = Plan("sinks", 4, 1)
+    mapper = random_mapper(tiny_pair, "same")
+    mapped_conditions(tiny_pair, mapper, plan, prompt, prompt.flip(0))
+    assert called == ["carry", "carry"]  # the prompt, and the donors
+    transfer = Transfer(tiny_pair, mapper, plan)
+    transfer.first_token(transfer.read(transfer.split(prompt)[0]), prompt)
+    assert called == ["carry", "carry", "carry"]
+
+
+def test_every_step_is_told_in_its_order(tiny_pair, prompt):
+    transfer = Transfer(tiny_pair, random_mapper(tiny_pair, "same"), Plan("sinks", 4, 3))
+    steps: list[str] = []
+    transfer.first_token(transfer.read(transfer.split(prompt)[0]), prompt, steps.append)
+    assert tuple(steps) == STEPS
+
+
+def test_the_source_may_go_on_after_its_cache_was_handed_over(tiny_pair, prompt):
+    """Nothing of the handoff writes into the source's cache."""
+    transfer = Transfer(tiny_pair, random_mapper(tiny_pair, "same"), Plan("sinks", 4, 1))
+    running = transfer.read(transfer.split(prompt)[0])
+    before = [tensor.clone() for tensor in tensors(tiny_pair.source.export(running))]
+    transfer.first_token(running, prompt)
+    after = tensors(tiny_pair.source.export(running))
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
