@@ -28,8 +28,8 @@ from kvxfer.fitting.closed import Ridge, Splits
 from kvxfer.fitting.closed.design import Design
 from kvxfer.fitting.closed.engine import Engine
 from kvxfer.fitting.closed.penalties import Isotropic
-from kvxfer.maps.blocks import DESIGNS, KINDS, Block
-from kvxfer.moments.moments import Layout, Moments, Output
+from kvxfer.maps.blocks import DESIGNS, KINDS, Block, Output
+from kvxfer.moments.moments import Layout, Moments
 
 SAME = DESIGNS["same"]
 HEADS, K, POOL = 4, 4, 8
@@ -115,7 +115,7 @@ def reference(splits: Splits, blocks: tuple[Block, ...], outputs: list[Output], 
 
 def per_lam(engine: Engine, blocks: tuple[Block, ...], outputs: list[Output], lams: list[float]) -> Tensor:
     """The same with one factorisation for all outputs."""
-    design = Design(engine, blocks, outputs, engine.splits.moments, ("fit", "validation"))
+    design = Design(engine.solver, engine.layout, blocks, outputs, engine.splits.moments, ("fit", "validation"))
     rows = []
     for lam in lams:
         weight, _ = design.ridge(lam, list(range(len(outputs))))
@@ -162,7 +162,7 @@ def paths(layers: int, width: int, lams: list[float]) -> dict[str, Job]:
 
     def chosen(blocks: tuple[Block, ...], outputs: list[Output]) -> Tensor:
         _, _, curve = engine.choose_setting(
-            Design(engine, blocks, outputs, engine.splits.moments, ("fit", "validation"))
+            Design(engine.solver, engine.layout, blocks, outputs, engine.splits.moments, ("fit", "validation"))
         )
         return torch.tensor([scores for _, scores in curve], dtype=torch.float64)
 

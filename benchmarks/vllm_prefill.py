@@ -24,7 +24,7 @@ from kvxfer.errors import KvxferError
 from kvxfer.evals.latency.clocks import machine, peak_flops
 from kvxfer.evals.latency.costs import spread
 from kvxfer.evals.latency.vllm import SCHEMA, floor_seconds, require_above_floor
-from kvxfer.experiment.runs import write_json
+from kvxfer.files import write_json
 from kvxfer.models.geometry import Geometry
 from kvxfer.models.hf import ModelSpec, load_config, read_geometry, resolve_device, resolved_revision
 

@@ -1,4 +1,4 @@
-"""The sweeper of kvxfer. Hydra takes sweepers from this namespace only; what it hands over lives in kvxfer.experiment.sweeps."""
+"""The sweeper of kvxfer. Hydra takes sweepers from this namespace only; ``kvxfer.experiment.sweeps`` does the rest."""
 
 from __future__ import annotations
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import torch
 
-from kvxfer.experiment.runs import write_json
-from kvxfer.fitting.closed import LinearLayer
+from kvxfer.files import write_json
 from kvxfer.maps.artifact import DIAGNOSTICS, CacheMap
 from kvxfer.maps.blocks import KINDS, Block
+from kvxfer.maps.linear import LinearLayer
 from kvxfer.models.pair import Pair
 
 

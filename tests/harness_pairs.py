@@ -11,10 +11,10 @@ from lm_eval.api.instance import Instance
 
 from kvxfer.evals.benchmarks.model import HarnessModel
 from kvxfer.evals.benchmarks.requests import Condition, Handover
-from kvxfer.fitting.closed import LinearLayer
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import CacheMap
 from kvxfer.maps.blocks import DESIGNS, KINDS
+from kvxfer.maps.linear import LinearLayer
 from kvxfer.maps.plan import Plan
 from kvxfer.models.pair import Pair
 

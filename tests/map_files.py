@@ -10,7 +10,7 @@ from typing import Any
 
 from safetensors.torch import load_file, save_file
 
-from kvxfer.experiment.runs import file_sha256
+from kvxfer.files import file_sha256
 from kvxfer.maps.artifact import MANIFEST, TENSORS
 
 

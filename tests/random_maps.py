@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from kvxfer.fitting.closed import LinearLayer
 from kvxfer.handoff.conversation import Direction
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import CacheMap
-from kvxfer.maps.blocks import KINDS, Block, Features
+from kvxfer.maps.blocks import KINDS, Block, Features, Output
 from kvxfer.maps.columns import extra_widths
+from kvxfer.maps.linear import LinearLayer
 from kvxfer.maps.random_features import RandomFeatures, RandomProducts, RandomRelu
 from kvxfer.models.pair import Pair
-from kvxfer.moments.moments import Output
 
 
 def random_map(pair: Pair, features: Features, seed: int = 0) -> CacheMap:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from kvxfer.fitting.closed import Splits
-from kvxfer.maps.blocks import KINDS, Block, Features
+from kvxfer.maps.blocks import KINDS, Block, Features, Output
 from kvxfer.maps.random_features import RandomFeatures
-from kvxfer.moments.moments import Layout, Moments, Output
+from kvxfer.moments.moments import Layout, Moments
 from kvxfer.moments.probe import Probe
 from kvxfer.moments.query_metric import Metric, Metrics
 

@@ -1,4 +1,4 @@
-"""The table that puts every solver through one suite (``tests/fitting/closed/test_matrix.py``). A new solver is one entry."""
+"""The table that puts every solver through ``tests/fitting/closed/test_matrix.py``. A new solver is one entry."""
 
 from __future__ import annotations
 

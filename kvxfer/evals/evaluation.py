@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from kvxfer.evals.paired import scored_lists
-from kvxfer.experiment.runs import RECORD, read_json
+from kvxfer.experiment.runs import RECORD
+from kvxfer.files import read_json
 from kvxfer.handoff.conversation import Direction
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import CacheMap

@@ -14,13 +14,13 @@ from jaxtyping import Int
 from torch import Tensor
 
 from kvxfer.errors import KvxferError
-from kvxfer.experiment.runs import read_json
+from kvxfer.files import read_json
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import DIAGNOSTICS, CacheMap
+from kvxfer.maps.blocks import Output
 from kvxfer.maps.content_errors import content_errors
 from kvxfer.maps.plan import Plan
 from kvxfer.models.pair import Pair
-from kvxfer.moments.moments import Output
 
 TOLERATED_DROP = 0.15
 """R² of one target layer and kind may be so much below the fit's held-out one. Evaluation rows of the calibrated text

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from kvxfer.errors import KvxferError
-from kvxfer.experiment.runs import write_json
+from kvxfer.files import write_json
 
 logger = logging.getLogger("kvxfer")
 

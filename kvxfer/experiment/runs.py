@@ -10,7 +10,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import os
 import platform
 import shutil
 import subprocess
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from kvxfer.errors import KvxferError
+from kvxfer.files import read_json, write_json
 
 RECORD = "run.json"
 
@@ -203,29 +203,3 @@ def _commit() -> str | None:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file so that a reader never sees half of it."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
-
-
-def write_json(path: Path, data: Any) -> None:
-    """Write valid JSON (no NaN), whole."""
-    write_text(path, json.dumps(data, indent=1, allow_nan=False) + "\n")
-
-
-def read_json(path: Path) -> Any:
-    """Read JSON, or say which file is broken."""
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise KvxferError(f"{path} is not readable ({error}): remove its directory or set force=true") from error
-
-
-def file_sha256(path: Path) -> str:
-    """The SHA-256 of a file's content."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -11,12 +11,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kvxfer.errors import KvxferError
-from kvxfer.fitting.closed import HeadLocal, LinearLayer, Ridge, Solver
+from kvxfer.fitting.closed import HeadLocal, Ridge, Solver
 from kvxfer.maps.artifact import CacheMap
-from kvxfer.maps.blocks import KINDS, RANDOM, Features
+from kvxfer.maps.blocks import KINDS, RANDOM, Features, Output
+from kvxfer.maps.linear import LinearLayer
 from kvxfer.maps.trunks import Trunk
 from kvxfer.models.pair import Pair
-from kvxfer.moments.moments import Output
 
 
 def random_map(pair: Pair, solver: Solver, manifest: Mapping[str, Any]) -> CacheMap:

@@ -12,11 +12,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from kvxfer.maps.artifact import CacheMap
-from kvxfer.maps.blocks import Block
+from kvxfer.maps.blocks import Block, Output
 from kvxfer.maps.columns import TargetTokens, block_columns, columns
 from kvxfer.maps.trunks import ACTIVATIONS, Trunk
 from kvxfer.models.kv import KV
-from kvxfer.moments.moments import Output
 
 if TYPE_CHECKING:
     from kvxfer.models.pair import Pair

@@ -17,13 +17,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from kvxfer.errors import KvxferError
-from kvxfer.experiment.runs import file_sha256, read_json, write_json
-from kvxfer.fitting.closed.solver import LinearLayer
-from kvxfer.maps.blocks import Block
+from kvxfer.files import file_sha256, read_json, write_json
+from kvxfer.maps.blocks import Block, Output
+from kvxfer.maps.linear import LinearLayer
 from kvxfer.maps.parts import hidden_columns, read_parts
 from kvxfer.maps.random_features import RandomFeatures
 from kvxfer.maps.trunks import Trunk, require_readable
-from kvxfer.moments.moments import Output
 
 SCHEMA, SCHEMA_OF_TRUNKS = 1, 2
 """Of a map of linear layers alone, and of one with trunks, which versions that know none must refuse."""

@@ -11,6 +11,9 @@ from kvxfer.errors import KvxferError
 
 KINDS = ("keys", "values")
 
+Output = tuple[int, str]
+"""A target layer and the kind (keys or values) that is predicted."""
+
 RANDOM = ("random_relu", "random_products")
 """Blocks of random features: functions of all calibrated source layers."""
 

@@ -9,12 +9,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from kvxfer.maps.apply import Mapper
-from kvxfer.maps.blocks import KINDS
+from kvxfer.maps.blocks import KINDS, Output
 from kvxfer.maps.columns import read_source
 from kvxfer.maps.plan import Plan
 from kvxfer.models.kv import KV
 from kvxfer.models.pair import Pair
-from kvxfer.moments.moments import Output
 
 _Content = Float[Tensor, "rows heads tokens dim"]
 

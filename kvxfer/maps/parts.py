@@ -7,11 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from kvxfer.fitting.closed.solver import LinearLayer
-from kvxfer.maps.blocks import KINDS, RANDOM, Block
+from kvxfer.maps.blocks import KINDS, RANDOM, Block, Output
+from kvxfer.maps.linear import LinearLayer
 from kvxfer.maps.random_features import RandomFeatures
 from kvxfer.maps.trunks import Trunk, read_trunks
-from kvxfer.moments.moments import Output
 
 
 def hidden_columns(manifest: Mapping[str, Any], side: str) -> int:

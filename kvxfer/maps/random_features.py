@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
 import torch
 from jaxtyping import Float
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from kvxfer.errors import KvxferError
-from kvxfer.maps.blocks import KINDS, RANDOM, Block
-from kvxfer.moments.layout import Layout
+from kvxfer.maps.blocks import KINDS, Block
 
-RANDOM_FILE = "random.safetensors"
 _AGAIN = "calibrate again (calibrate.py with force=true)"
 
 
@@ -116,12 +111,16 @@ class RandomFeatures:
     parts: Mapping[str, RandomRelu | RandomProducts]
 
     @staticmethod
-    def draw(layout: Layout) -> RandomFeatures | None:
-        """The random features of a layout, or None if it keeps none: a function of its layers and widths."""
-        layers = tuple(layout.source_layers)
-        inputs = len(layers) * len(KINDS) * layout.width
-        parts = {kind: _FORMS[kind].draw(inputs, width) for kind, width in _widths(layout).items()}
-        return RandomFeatures(layers, parts) if parts else None
+    def draw(layers: Sequence[int], width: int, features: Mapping[str, int]) -> RandomFeatures | None:
+        """Random features of some source layers, or None if none are asked for: a function of the arguments alone.
+
+        Args:
+            width: columns of one source layer's keys.
+            features: how many of each random kind.
+        """
+        inputs = len(layers) * len(KINDS) * width
+        parts = {kind: _FORMS[kind].draw(inputs, count) for kind, count in features.items()}
+        return RandomFeatures(tuple(layers), parts) if parts else None
 
     @staticmethod
     def of(tensors: dict[str, Tensor], layers: Iterable[int], width: int) -> RandomFeatures | None:
@@ -195,65 +194,3 @@ def random_columns(
     parts = [read(part) for part in random.inputs]
     scaled = [x / x.square().mean(-1, keepdim=True).sqrt().clamp_min(1e-6) for x in parts]
     return random.parts[block.kind](torch.cat(scaled, dim=-1))
-
-
-def keep_random(layout: Layout, path: Path) -> RandomFeatures | None:
-    """The random features of a pass: those of its file, or (the first time) drawn and written there."""
-    if path.is_file():
-        return load_random(layout, path)
-    drawn = RandomFeatures.draw(layout)
-    if drawn is not None:
-        # A pass that is killed while it writes must not find half of it.
-        temporary = path.with_name(f".{path.name}.tmp")
-        save_file(drawn.tensors(), temporary)
-        temporary.replace(path)
-    return drawn
-
-
-def load_random(layout: Layout, path: Path) -> RandomFeatures | None:
-    """The random features that a calibration of this layout was made with; None if the layout keeps none.
-
-    Raises:
-        KvxferError: the file is missing, unreadable, or another layout's.
-    """
-    widths = _widths(layout)
-    if not widths:
-        return None
-    tensors = _read(path)
-    try:
-        found = RandomFeatures.of(tensors, layout.source_layers, layout.width)
-    except (ValueError, TypeError) as error:
-        raise KvxferError(f"{path} holds other random features than the moments beside it: {_AGAIN}") from error
-    if found is None or found.widths != widths:
-        raise KvxferError(f"{path} holds other random features than the moments beside it: {_AGAIN}")
-    return found
-
-
-def merge_random(shares: list[Path], path: Path) -> None:
-    """Copy the random features of the first share, once those of the others were found to be the same.
-
-    Raises:
-        KvxferError: a share has none, or others, as another version of torch may have drawn them.
-    """
-    first = _read(shares[0])
-    for share in shares[1:]:
-        other = _read(share)
-        if set(other) != set(first) or not all(torch.equal(other[name], first[name]) for name in first):
-            raise KvxferError(
-                f"{share} is not the same as {shares[0]}: run all shares again with one version of torch and force=true"
-            )
-    save_file(first, path)
-
-
-def _widths(layout: Layout) -> dict[str, int]:
-    """Features of each random kind that a layout keeps."""
-    return {block.kind: n for block, n in zip(layout.blocks, layout.widths, strict=True) if block.kind in RANDOM}
-
-
-def _read(path: Path) -> dict[str, Tensor]:
-    if not path.is_file():
-        raise KvxferError(f"{path} is missing, and without it no map can compute its random features: {_AGAIN}")
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise KvxferError(f"{path} is not readable ({error}): {_AGAIN}") from error

@@ -12,8 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kvxfer.errors import KvxferError
-from kvxfer.maps.blocks import Block
-from kvxfer.moments.moments import Output
+from kvxfer.maps.blocks import Block, Output
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": torch.relu, "gelu": torch.nn.functional.gelu}
 """What hidden layers may be followed by; ``gelu`` is the exact one, with erf."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from kvxfer.errors import KvxferError
 from kvxfer.maps.blocks import DESIGNS, RANDOM, Block, Features
 from kvxfer.maps.columns import TargetTokens, extra_widths, hidden_states, read_source
-from kvxfer.maps.random_features import RANDOM_FILE, RandomFeatures, keep_random, random_columns
+from kvxfer.maps.random_features import RandomFeatures, random_columns
 from kvxfer.models import rope
 from kvxfer.models.hf import LoadedModel
 from kvxfer.models.kv import KV, LayerTensors
@@ -24,6 +24,7 @@ from kvxfer.models.pair import Pair, Side
 from kvxfer.moments.checkpoints import PassState
 from kvxfer.moments.moments import Layout
 from kvxfer.moments.probe import PROBE_VERSION
+from kvxfer.moments.random_file import RANDOM_FILE, keep_random
 from kvxfer.moments.token_weights import WEIGHTED_SPLITS, attention_received, token_weights
 from kvxfer.text.corpus import RowCounts, Rows
 

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from kvxfer.experiment.runs import read_json, write_json
+from kvxfer.files import read_json, write_json
 from kvxfer.models.geometry import Geometry
 from kvxfer.moments.moments import Layout, Moments
 from kvxfer.moments.query_metric import QueryMoments

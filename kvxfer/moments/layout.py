@@ -9,10 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from kvxfer.maps.blocks import KINDS, Block, Features
-
-Output = tuple[int, str]
-"""A target layer and the kind (keys or values) that is predicted."""
+from kvxfer.maps.blocks import KINDS, Block, Features, Output
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from kvxfer.errors import KvxferError
-from kvxfer.maps.blocks import Block
-from kvxfer.moments.layout import Layout, Output
+from kvxfer.maps.blocks import Block, Output
+from kvxfer.moments.layout import Layout
 
-__all__ = ["Layout", "Moments", "Output"]
+__all__ = ["Layout", "Moments"]
 
 
 def _pick(x: Float[Tensor, "rows columns"], chosen: list[int]) -> Float[Tensor, "rows chosen"]:

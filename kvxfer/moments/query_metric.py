@@ -19,8 +19,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from kvxfer.errors import KvxferError
+from kvxfer.maps.blocks import Output
 from kvxfer.models import rope
-from kvxfer.moments.moments import Output
 
 if TYPE_CHECKING:
     from kvxfer.models.pair import Pair

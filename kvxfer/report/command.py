@@ -1,4 +1,4 @@
-"""``python -m kvxfer.report.writing``: evaluations side by side, or the tables of docs/results.md from collected results."""
+"""``kvxfer report``: evaluations side by side."""
 
 from __future__ import annotations
 

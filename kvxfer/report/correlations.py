@@ -15,7 +15,7 @@ from scipy import stats
 from kvxfer.errors import KvxferError
 from kvxfer.evals.evaluation import Subject
 from kvxfer.evals.intervals import LEVEL, RESAMPLES, SEED
-from kvxfer.experiment.runs import read_json
+from kvxfer.files import read_json
 
 MEASURES = (
     "cosine",

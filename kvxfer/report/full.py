@@ -9,7 +9,7 @@ from typing import Any
 
 from kvxfer.evals.full import OUTCOMES, decisive, kind_of
 from kvxfer.evals.kinds import KINDS
-from kvxfer.experiment.runs import write_json
+from kvxfer.files import write_json
 from kvxfer.report import markdown
 from kvxfer.report.pages import RESULTS, write_pages
 from kvxfer.report.results import validate

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kvxfer.experiment.runs import write_text
+from kvxfer.files import write_text
 from kvxfer.report.html import page
 
 REPORT, PAGE, RESULTS = "report.md", "report.html", "results.json"

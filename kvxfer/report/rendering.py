@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kvxfer.evals.kinds import KINDS
-from kvxfer.experiment.runs import write_json
+from kvxfer.files import write_json
 from kvxfer.report import markdown
 from kvxfer.report.pages import RESULTS, write_pages
 from kvxfer.report.results import validate

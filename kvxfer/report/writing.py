@@ -1,8 +1,4 @@
-"""A reader's view of results.json: report.md, the console's table and the figures; and writing all of them.
-
-As a command, ``python -m kvxfer.report.writing RUN...`` sets evaluations side by side, and ``python -m kvxfer.report.writing results/``
-makes the tables of docs/results.md (``kvxfer.report.command``).
-"""
+"""A reader's view of results.json: report.md, the console's table and the figures; and writing all of them."""
 
 from __future__ import annotations
 

@@ -11,10 +11,10 @@ from kvxfer.errors import KvxferError
 from kvxfer.evals.conditions import HANDED, OWN, given_conditions, mapped_conditions, own_conditions, relative_depth
 from kvxfer.evals.items import Item, batches, donors_of
 from kvxfer.evals.scoring import token_log_likelihoods
-from kvxfer.fitting.closed import LinearLayer
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import CacheMap
 from kvxfer.maps.blocks import DESIGNS, KINDS
+from kvxfer.maps.linear import LinearLayer
 from kvxfer.maps.plan import Plan
 from kvxfer.models.kv import KV
 from kvxfer.models.pair import Pair

@@ -12,10 +12,10 @@ from kvxfer.errors import KvxferError
 from kvxfer.evals.fit_check import TOLERATED_DROP, check_fit, recorded_r2
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import DIAGNOSTICS, CacheMap
+from kvxfer.maps.blocks import Output
 from kvxfer.maps.content_errors import ContentErrors, content_errors, mapped_content
 from kvxfer.maps.plan import Plan
 from kvxfer.models.pair import Pair
-from kvxfer.moments.moments import Output
 from tests.exact_maps import changed, exact_map, record_fit, with_itself
 
 PLAN = Plan("sinks", exact_first=2, hold_back=3)

@@ -17,10 +17,10 @@ from kvxfer.evals.evaluation import Subject
 from kvxfer.evals.lengths import change, compared, length_sentence
 from kvxfer.evals.perplexity import FIGURE, Perplexity
 from kvxfer.evals.prefixes import same_ends
-from kvxfer.fitting.closed import LinearLayer
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import CacheMap
 from kvxfer.maps.blocks import DESIGNS, KINDS
+from kvxfer.maps.linear import LinearLayer
 from kvxfer.maps.plan import Plan
 from kvxfer.models.hf import LoadedModel
 from kvxfer.models.kv import KV

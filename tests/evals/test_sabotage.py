@@ -21,14 +21,13 @@ from kvxfer import toy
 from kvxfer.errors import KvxferError
 from kvxfer.experiment.runs import Run
 from kvxfer.experiment.stages import evaluate as stage
-from kvxfer.fitting.closed import LinearLayer
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import TENSORS, CacheMap
-from kvxfer.maps.blocks import KINDS, Block
+from kvxfer.maps.blocks import KINDS, Block, Output
+from kvxfer.maps.linear import LinearLayer
 from kvxfer.maps.trunks import Trunk
 from kvxfer.models.hf import LoadedModel
 from kvxfer.models.pair import Pair, load_pair
-from kvxfer.moments.moments import Output
 from kvxfer.report.verdict import fit_warning, verdict
 from kvxfer.report.writing import render_report
 from tests.small_runs import run, settings_of

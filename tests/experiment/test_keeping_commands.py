@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from kvxfer.errors import KvxferError
-from kvxfer.experiment.runs import read_json
 from kvxfer.experiment.stages.calibrate import REPORT, calibration_id
-from kvxfer.experiment.stages.train import SELECTION
+from kvxfer.experiment.stages.fit import SELECTION
+from kvxfer.files import read_json
 from kvxfer.maps.artifact import DIAGNOSTICS, CacheMap
 from tests.small_runs import TOY_EVAL, results_of, run, settings_of, toy_models
 

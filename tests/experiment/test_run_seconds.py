@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from kvxfer.experiment.runs import RECORD, open_run, read_json, run_seconds
-from kvxfer.experiment.stages import train
+from kvxfer.experiment.runs import RECORD, open_run, run_seconds
+from kvxfer.experiment.stages import fit
 from kvxfer.experiment.stages.calibrate import calibrate
+from kvxfer.files import read_json
 from kvxfer.models.pair import PairSpec
 from kvxfer.moments.checkpoints import PassState
 from tests.calibrations import make_settings
@@ -35,7 +36,7 @@ def test_a_fit_does_not_count_the_calibration_that_it_needed(
         skip()
         return calibrate(settings)
 
-    monkeypatch.setattr(train, "calibrate", long)
+    monkeypatch.setattr(fit, "calibrate", long)
     path = run("train", tmp_path, *toy_models(tiny_folders))
     seconds = run_seconds(path)
     assert seconds is not None

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file
 
 from kvxfer.errors import KvxferError
-from kvxfer.experiment.runs import read_json
 from kvxfer.experiment.stages import calibrate as stage
 from kvxfer.experiment.stages.calibrate import KEPT, REPORT, calibrate, calibration_id, load_splits
+from kvxfer.files import read_json
 from kvxfer.fitting import keeping
 from kvxfer.fitting.closed import Ridge, Splits, Weighted
 from kvxfer.fitting.closed.engine import Engine

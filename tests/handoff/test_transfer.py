@@ -7,11 +7,11 @@ import torch
 
 from kvxfer.evals.conditions import mapped_conditions
 from kvxfer.evals.scoring import token_log_likelihoods
-from kvxfer.fitting.closed import LinearLayer
 from kvxfer.handoff.transfer import STEPS, Transfer
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import CacheMap
 from kvxfer.maps.blocks import DESIGNS, KINDS
+from kvxfer.maps.linear import LinearLayer
 from kvxfer.maps.plan import Plan
 from kvxfer.models.kv import KV
 from kvxfer.models.pair import Pair

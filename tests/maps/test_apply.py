@@ -6,13 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvxfer.fitting.closed import LinearLayer
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import CacheMap
-from kvxfer.maps.blocks import DESIGNS, KINDS, Block, Features
+from kvxfer.maps.blocks import DESIGNS, KINDS, Block, Features, Output
 from kvxfer.maps.columns import columns
+from kvxfer.maps.linear import LinearLayer
 from kvxfer.models.kv import KV
-from kvxfer.moments.moments import Output
 
 HEADS, DIM, WIDTH = 2, 3, 6
 SOURCE_LAYERS, TARGET_LAYERS = 3, 12

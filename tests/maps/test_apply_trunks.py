@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 
 from kvxfer.errors import KvxferError
-from kvxfer.fitting.closed import LinearLayer
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import CacheMap
-from kvxfer.maps.blocks import DESIGNS, KINDS, Block
+from kvxfer.maps.blocks import DESIGNS, KINDS, Block, Output
 from kvxfer.maps.columns import TargetTokens, columns
+from kvxfer.maps.linear import LinearLayer
 from kvxfer.maps.trunks import Trunk
 from kvxfer.models.kv import KV
-from kvxfer.moments.moments import Output
 from tests.maps.test_apply import DIM, FORMS, HEADS, TARGET_LAYERS, WIDTH, make_content, make_map
 
 EARLIER = (Block(2, "values"), Block(0, "keys", -2))

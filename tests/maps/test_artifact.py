@@ -15,10 +15,10 @@ from safetensors.torch import load_file
 
 import kvxfer
 from kvxfer.errors import KvxferError
-from kvxfer.experiment.runs import file_sha256
-from kvxfer.fitting.closed import LinearLayer
+from kvxfer.files import file_sha256
 from kvxfer.maps.artifact import EVIDENCE, MANIFEST, TENSORS, CacheMap
 from kvxfer.maps.blocks import KINDS, Block
+from kvxfer.maps.linear import LinearLayer
 from tests.map_files import rewrite, rewrite_tensors
 
 WIDTH = 4

@@ -10,11 +10,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from kvxfer.errors import KvxferError
-from kvxfer.fitting.closed import LinearLayer
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import TENSORS, CacheMap
 from kvxfer.maps.blocks import DESIGNS, EXTRAS, KINDS, Block, Features
 from kvxfer.maps.columns import TargetTokens, block_columns, read_source
+from kvxfer.maps.linear import LinearLayer
 from kvxfer.maps.random_features import RandomFeatures
 from kvxfer.models.kv import KV
 from kvxfer.models.pair import Pair

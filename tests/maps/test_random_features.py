@@ -12,25 +12,18 @@ from safetensors.torch import load_file, save_file
 from kvxfer.errors import KvxferError
 from kvxfer.experiment.stages import calibrate as calibrate_stage
 from kvxfer.experiment.stages.calibrate import calibrate
-from kvxfer.experiment.stages.train import find_calibration, train
+from kvxfer.experiment.stages.fit import find_calibration
+from kvxfer.experiment.stages.train import train
 from kvxfer.maps.artifact import CacheMap
 from kvxfer.maps.blocks import DESIGNS, KINDS, RANDOM, Block, Features
-from kvxfer.maps.random_features import (
-    RANDOM_FILE,
-    RandomFeatures,
-    RandomProducts,
-    RandomRelu,
-    keep_random,
-    load_random,
-    merge_random,
-    random_columns,
-)
+from kvxfer.maps.random_features import RandomFeatures, RandomProducts, RandomRelu, random_columns
 from kvxfer.models.hf import LoadedModel
 from kvxfer.models.kv import KV
 from kvxfer.models.pair import Pair
 from kvxfer.moments.calibration import CalibrationSpec, layout_for
 from kvxfer.moments.layout import Layout
 from kvxfer.moments.moments import Moments
+from kvxfer.moments.random_file import RANDOM_FILE, keep_random, load_random, merge_random
 from tests.calibrations import SPLIT_FILES, make_settings
 from tests.samples import assert_same
 from tests.small_runs import TOY_EVAL, results_of, run, settings_of, toy_models

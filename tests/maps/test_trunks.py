@@ -13,11 +13,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from kvxfer.errors import KvxferError
-from kvxfer.fitting.closed import LinearLayer
 from kvxfer.maps.artifact import TENSORS, CacheMap
-from kvxfer.maps.blocks import Block
+from kvxfer.maps.blocks import Block, Output
+from kvxfer.maps.linear import LinearLayer
 from kvxfer.maps.trunks import Trunk
-from kvxfer.moments.moments import Output
 from tests.map_files import rewrite, rewrite_tensors
 
 WIDTH, HIDDEN, EMBEDDING = 4, 5, 7

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from kvxfer.experiment.runs import read_json
 from kvxfer.experiment.stages import calibrate as stage
 from kvxfer.experiment.stages.calibrate import REPORT, calibrate
+from kvxfer.files import read_json
 from kvxfer.models.hf import LoadedModel
 from kvxfer.models.kv import KV
 from kvxfer.models.pair import Pair

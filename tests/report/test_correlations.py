@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from kvxfer.evals.evaluation import Subject
-from kvxfer.experiment.runs import write_json
+from kvxfer.files import write_json
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import CacheMap
 from kvxfer.maps.plan import Plan

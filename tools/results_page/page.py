@@ -1,4 +1,4 @@
-"""``python -m kvxfer.report.writing results/``: the generated parts of docs/results.md. All else in it is written by hand."""
+"""``python -m tools.results_page results/``: the generated parts of docs/results.md. All else is written by hand."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from kvxfer.errors import KvxferError
-from kvxfer.experiment.runs import write_text
+from kvxfer.files import write_text
 from tools.results_page.data import PairResults
 from tools.results_page.findings import findings_table
 from tools.results_page.loading import load_results

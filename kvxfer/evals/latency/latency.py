@@ -17,7 +17,8 @@ from kvxfer.evals.latency.clocks import Stopwatch, forget_file, machine, peak_ba
 from kvxfer.evals.latency.costs import Rates, break_even, compare, map_work, prefill_work, savings, spread
 from kvxfer.evals.latency.rounds import Clocked, clock
 from kvxfer.evals.latency.vllm import figures_for
-from kvxfer.experiment.runs import file_sha256, run_seconds
+from kvxfer.experiment.runs import run_seconds
+from kvxfer.files import file_sha256
 from kvxfer.handoff.transfer import STEPS, Transfer
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import MANIFEST, TENSORS, CacheMap

@@ -10,9 +10,10 @@ from kvxfer.evals.conditions import Prepared, given_conditions, own_conditions
 from kvxfer.evals.gates import run_gates
 from kvxfer.evals.items import Batch, batches, choice_items, text_items, toy_items
 from kvxfer.evals.records import Records, evaluate_items, held_back_question
-from kvxfer.experiment.runs import open_run, read_json, write_json
+from kvxfer.experiment.runs import open_run
 from kvxfer.experiment.settings import EvaluateSettings
 from kvxfer.experiment.stages.describing import evaluated_corpus
+from kvxfer.files import read_json, write_json
 from kvxfer.maps.plan import Plan
 from kvxfer.models.pair import Pair
 from kvxfer.progress import progress

@@ -9,14 +9,14 @@ from typing import Any
 
 from kvxfer.errors import KvxferError
 from kvxfer.experiment.loggers import RunLogger, open_loggers
-from kvxfer.experiment.runs import Run, open_run, read_json, run_id, write_json
+from kvxfer.experiment.runs import Run, open_run, run_id
 from kvxfer.experiment.settings import CalibrateSettings, TrainSettings
 from kvxfer.experiment.stages.random_map import refuse_random
+from kvxfer.files import read_json, write_json
 from kvxfer.fitting.closed import Splits
 from kvxfer.fitting.closed.selection import check_k
 from kvxfer.fitting.keeping import Kept, choose_kept
 from kvxfer.maps.blocks import RANDOM
-from kvxfer.maps.random_features import RANDOM_FILE, load_random, merge_random
 from kvxfer.models.pair import Pair, load_pair
 from kvxfer.moments.calibration import CALIBRATION_SPLITS, SELECTION_SPLITS, accumulate, layout_for
 from kvxfer.moments.checkpoints import PassState, weighted_file
@@ -25,6 +25,7 @@ from kvxfer.moments.moments import Moments, StoredMoments
 from kvxfer.moments.probe import PROBE, Probe, merge_probes
 from kvxfer.moments.probe_pass import save_probe
 from kvxfer.moments.query_metric import METRICS, Metrics, merge_metrics, save_metrics
+from kvxfer.moments.random_file import RANDOM_FILE, load_random, merge_random
 from kvxfer.moments.schedule import plan_pass, size
 from kvxfer.moments.token_weights import WEIGHTED_SPLITS
 from kvxfer.progress import progress

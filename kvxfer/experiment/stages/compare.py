@@ -6,9 +6,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from kvxfer.experiment.runs import open_run, read_json
+from kvxfer.experiment.runs import open_run
 from kvxfer.experiment.settings import EvaluateSettings
 from kvxfer.experiment.stages.evaluate import evaluate
+from kvxfer.files import read_json
 from kvxfer.report.pages import RESULTS, written
 from kvxfer.report.writing import compare_designs, terminal_table, write_results
 

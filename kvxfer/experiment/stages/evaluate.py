@@ -17,15 +17,16 @@ from kvxfer.evals.items import Batch, EvalSpec
 from kvxfer.evals.records import Records, evaluate_items
 from kvxfer.evals.statistics import summarise
 from kvxfer.experiment.loggers import RunLogger
-from kvxfer.experiment.runs import Run, environment, open_run, read_json
+from kvxfer.experiment.runs import Run, environment, open_run
 from kvxfer.experiment.settings import EvaluateSettings
 from kvxfer.experiment.stages.baseline import Asked, Baselines, ask, find_baselines
 from kvxfer.experiment.stages.describing import describe_map, evaluated_corpus, evaluation_loggers
 from kvxfer.experiment.stages.finding import find_map
+from kvxfer.experiment.stages.fit import SELECTION
 from kvxfer.experiment.stages.full import full
 from kvxfer.experiment.stages.measure import measure
 from kvxfer.experiment.stages.random_map import refuse_random
-from kvxfer.experiment.stages.train import SELECTION
+from kvxfer.files import read_json
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import CacheMap
 from kvxfer.maps.plan import Plan

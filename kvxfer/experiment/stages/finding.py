@@ -10,8 +10,9 @@ from kvxfer.errors import KvxferError
 from kvxfer.evals.evaluation import Evaluation
 from kvxfer.experiment.runs import RECORD
 from kvxfer.experiment.settings import EvaluateSettings
+from kvxfer.experiment.stages.fit import named_map
 from kvxfer.experiment.stages.random_map import make_random_map
-from kvxfer.experiment.stages.train import named_map, train, train_id
+from kvxfer.experiment.stages.train import train, train_id
 
 log = logging.getLogger("kvxfer")
 

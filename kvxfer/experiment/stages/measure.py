@@ -12,10 +12,11 @@ from kvxfer.evals.evaluation import Evaluation, Subject
 from kvxfer.evals.kinds import KINDS
 from kvxfer.evals.latency.clocks import machine
 from kvxfer.experiment.loggers import RunLogger
-from kvxfer.experiment.runs import Run, environment, open_run, read_json
+from kvxfer.experiment.runs import Run, environment, open_run
 from kvxfer.experiment.settings import EvaluateSettings
 from kvxfer.experiment.stages.describing import describe_map, evaluated_corpus, evaluation_loggers
 from kvxfer.experiment.stages.finding import find_reverse
+from kvxfer.files import read_json
 from kvxfer.handoff.conversation import Direction
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import CacheMap

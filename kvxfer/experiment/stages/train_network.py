@@ -13,11 +13,12 @@ from typing import Any, NoReturn
 
 from kvxfer.errors import KvxferError
 from kvxfer.experiment.loggers import FileLogger, RunLogger, open_loggers
-from kvxfer.experiment.runs import RECORD, Run, open_run, read_json, run_id, work_directory, write_json
+from kvxfer.experiment.runs import RECORD, Run, open_run, run_id, work_directory
 from kvxfer.experiment.settings import TrainSettings, label
 from kvxfer.experiment.solver_settings import Training
-from kvxfer.experiment.stages.train import HEATMAP, SELECTION, named_map, train, train_id
-from kvxfer.experiment.stages.trained_records import diagnostics, log_trained, time_to_map
+from kvxfer.experiment.stages.fit import HEATMAP, SELECTION, fit_map, fitted_id, named_map
+from kvxfer.experiment.stages.trained_records import diagnostics, log_trained, log_training, time_to_map
+from kvxfer.files import read_json, write_json
 from kvxfer.fitting.trained.networks import trained_outputs
 from kvxfer.maps.artifact import DIAGNOSTICS, TRAINING_RECORD, CacheMap
 from kvxfer.models.hf import resolve_device
@@ -102,9 +103,7 @@ def _known_base(settings: TrainSettings) -> Path | None:
     """Where the base lies, if it is there."""
     if (named := _training(settings).spec.base_map) is not None:
         return named_map(settings.outputs, named, "solver.base_map")
-    identifier = train_id(settings.base())
-    assert identifier is not None
-    path = settings.outputs / "train" / identifier
+    path = settings.outputs / "train" / fitted_id(settings.base())
     return path if (path / RECORD).is_file() else None
 
 
@@ -112,11 +111,11 @@ def _fit_base(settings: TrainSettings) -> Path:
     base = settings.base()
     if not settings.build_missing:
         raise KvxferError(
-            f"no base map {train_id(base)} in {settings.outputs / 'train'}: run train.py with these settings and "
+            f"no base map {fitted_id(base)} in {settings.outputs / 'train'}: run train.py with these settings and "
             f"solver={base.solver.name}, or set build_missing=true"
         )
-    log.info("the base map %s is missing and is fitted first", train_id(base))
-    return train(replace(base, force=False))
+    log.info("the base map %s is missing and is fitted first", fitted_id(base))
+    return fit_map(replace(base, force=False))
 
 
 def _checked(settings: TrainSettings, directory: Path) -> Base:
@@ -194,6 +193,7 @@ def _fitted(settings: TrainSettings, pair: Pair, base: Base, work: Path, out: Ru
 def _train(settings: TrainSettings, run: Run, base: Base, out: RunLogger) -> None:
     pair = _loaded(settings, base)
     trained, rows = _fitted(settings, pair, base, run.work, out)
+    log_training(out, run.work, trained)
     record: Mapping[str, Any] = trained.record
     texts = {"rows": len(rows.training), "rows_sha256": rows.training.digest, "corpus": settings.corpus.name}
     manifest = {

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from jaxtyping import Int
 from torch import Tensor
@@ -13,13 +14,20 @@ from torch import Tensor
 from kvxfer.evals.latency.clocks import Stopwatch
 from kvxfer.experiment.loggers import RunLogger
 from kvxfer.experiment.runs import Run
+from kvxfer.fitting.trained.resuming import BEST, CHECKPOINTS
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import MANIFEST, TENSORS, CacheMap
 from kvxfer.maps.blocks import KINDS
 from kvxfer.maps.columns import read_source
 from kvxfer.models.pair import Pair
+from kvxfer.report.training_figure import training_figure
+
+if TYPE_CHECKING:
+    from kvxfer.fitting.trained.loop import TrainedMap
 
 log = logging.getLogger("kvxfer")
+
+FIGURE = "training.png"
 
 Record = Mapping[str, Any]
 
@@ -54,6 +62,32 @@ def diagnostics(trained: CacheMap, record: Record) -> list[dict[str, Any]]:
             }
         )
     return found
+
+
+def log_training(out: RunLogger, work: Path, trained: TrainedMap) -> None:
+    """Draw, log and say how a training went; its steps were logged as they were made."""
+    record = trained.record
+    best = next(look for look in record["history"] if look["step"] == record["best_step"])
+    training_figure(record["history"], record["base_val_kl"], work / FIGURE)
+    out.figure(Path(FIGURE).stem, work / FIGURE)
+    about = {"step": best["step"], "val_kl": best["val_kl"], "question": trained.question}
+    out.artifact(f"checkpoint-{trained.question[:12]}", "checkpoint", [work / CHECKPOINTS / BEST], about)
+    summary = {f"train/{k}": record[k] for k in ("steps", "best_step", "seconds", "seconds_per_step")}
+    summary |= {"train/trained_parameters": record["trained_parameters"], "validation/base_kl": record["base_val_kl"]}
+    found = record["held_out"]
+    for name, own in found.items():
+        summary |= {f"held_out/{name}_{key}": own[key] for key in ("kl", "cosine", "attention_score")}
+    out.metrics(summary)
+    log.info(
+        "held-out rows: KL %.4f nats per token (base %.4f), attention-output cosine %.4f (base %.4f)",
+        *(found[name][key] for key in ("kl", "cosine") for name in ("trained", "base")),
+    )
+    if best["val_kl"] >= record["base_val_kl"]:
+        log.warning(
+            "the best checkpoint's validation KL, %.4f, is not below the base's, %.4f: the training gains nothing",
+            best["val_kl"],
+            record["base_val_kl"],
+        )
 
 
 def time_to_map(pair: Pair, base: CacheMap, trained: CacheMap, ids: Int[Tensor, "rows tokens"]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from kvxfer.evals.full import decisive
 from kvxfer.evals.kinds import KINDS
-from kvxfer.experiment.runs import read_json
+from kvxfer.files import read_json
 from kvxfer.maps.artifact import TRAINING_RECORD
 
 Numbers = dict[str, float | None]

@@ -10,12 +10,12 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from kvxfer.maps.blocks import Output
 from kvxfer.models import rope
-from kvxfer.moments.moments import Output
 from kvxfer.moments.probe import OUTPUT, Probe
 
 if TYPE_CHECKING:
-    from kvxfer.fitting.closed.solver import LinearLayer
+    from kvxfer.maps.linear import LinearLayer
     from kvxfer.maps.trunks import Trunk
 
 Content = Float[Tensor, "rows heads tokens dim"]

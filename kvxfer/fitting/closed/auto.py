@@ -10,12 +10,13 @@ import torch
 
 from kvxfer.errors import KvxferError
 from kvxfer.fitting.closed.attention import map_scores
-from kvxfer.fitting.closed.closed_form import Dials
+from kvxfer.fitting.closed.form import Dials
 from kvxfer.fitting.closed.judges import required_probe
+from kvxfer.fitting.closed.registry import CLOSED_FORMS
 from kvxfer.fitting.closed.selection import Selection
 from kvxfer.fitting.closed.solver import Fit, Solver, Splits
-from kvxfer.maps.blocks import KINDS
-from kvxfer.moments.moments import Moments, Output
+from kvxfer.maps.blocks import KINDS, Output
+from kvxfer.moments.moments import Moments
 from kvxfer.moments.probe import Probe
 
 CHOOSE = ("layer", "one")
@@ -37,7 +38,7 @@ class Auto(Dials):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        others = [name for name in _solvers() if name != self.name]
+        others = list(CLOSED_FORMS)
         if not self.candidates or len(set(self.candidates)) < len(self.candidates):
             raise KvxferError(f"solver.candidates={list(self.candidates)} must name one or more solvers, each once")
         for name in self.candidates:
@@ -87,7 +88,7 @@ class Auto(Dials):
         errors: dict[str, KvxferError] = {}
         for name in self.candidates:
             try:
-                found[name] = _solvers()[name](**dials)
+                found[name] = CLOSED_FORMS[name](**dials)
             except KvxferError as error:
                 errors[name] = error
         if not found:
@@ -101,13 +102,6 @@ class Auto(Dials):
             return dict.fromkeys(outputs, max(scores, key=lambda name: scores[name]["attention_joint"]))
         records = {name: _by_output(fits[name]) for name in scores}
         return {o: max(scores, key=lambda name: records[name][o]["attention_score"]) for o in outputs}
-
-
-def _solvers() -> dict[str, Any]:
-    """All solvers; the package names this one among them."""
-    from kvxfer.fitting.closed import SOLVERS
-
-    return SOLVERS
 
 
 def _fit(solver: Solver, splits: Splits, advance: Callable[[], None]) -> Fit:

@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from kvxfer.fitting.closed.form import Form, Subproblem
 from kvxfer.fitting.closed.linalg import Gram
 from kvxfer.fitting.closed.r2 import HeldOut
 from kvxfer.fitting.closed.spectral import is_cheaper, path_residuals
-from kvxfer.maps.blocks import Block
-from kvxfer.moments.moments import Moments, Output
+from kvxfer.maps.blocks import Block, Output
+from kvxfer.moments.layout import Layout
+from kvxfer.moments.moments import Moments
 
-if TYPE_CHECKING:
-    from kvxfer.fitting.closed.engine import Engine
-
-Solve = Callable[[Gram, Tensor, "Part", Output], tuple[Tensor, float]]
-
-
-@dataclass(frozen=True)
-class Part:
-    """One independent solve: feature columns of a design, and the columns and heads of an output that they give."""
-
-    features: Tensor
-    columns: slice
-    heads: list[int]
+Solve = Callable[[Gram, Tensor, Subproblem, Output], tuple[Tensor, float]]
 
 
 class Design:
@@ -41,20 +29,21 @@ class Design:
 
     def __init__(
         self,
-        engine: Engine,
+        form: Form,
+        layout: Layout,
         blocks: tuple[Block, ...],
         outputs: list[Output],
         moments: Callable[[str, list[Output]], Moments],
         splits: tuple[str, ...] = ("fit", "validation", "held_out"),
     ) -> None:
-        self.blocks, self.outputs, self.width = blocks, outputs, engine.layout.width
+        self.blocks, self.outputs, self.width = blocks, outputs, layout.width
         self.held = {name: HeldOut(moments(name, outputs), blocks, outputs) for name in splits}
         self.cross = self.held["fit"].cross
-        self.parts = engine.solver.parts(blocks, engine.layout)
+        self.parts = form.parts(blocks, layout)
         matrix = self.held["fit"].gram
         number: Tensor | None = None
-        if engine.solver.penalty.per_block and len(blocks) > 1:
-            widths = torch.tensor([engine.layout.width_of([block]) for block in blocks])
+        if form.penalty.per_block and len(blocks) > 1:
+            widths = torch.tensor([layout.width_of([block]) for block in blocks])
             number = torch.arange(len(blocks)).repeat_interleave(widths)
         self.grams = [
             Gram(

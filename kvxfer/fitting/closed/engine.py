@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -12,19 +12,17 @@ from torch import Tensor
 
 from kvxfer.errors import KvxferError
 from kvxfer.fitting.closed.choice import Choice, near
-from kvxfer.fitting.closed.design import Design, Part
+from kvxfer.fitting.closed.design import Design
+from kvxfer.fitting.closed.form import Form, Subproblem
 from kvxfer.fitting.closed.judges import Judge, PlainR2, judge_for
 from kvxfer.fitting.closed.linalg import Gram
 from kvxfer.fitting.closed.penalties import Setting
 from kvxfer.fitting.closed.r2 import HeldOut
 from kvxfer.fitting.closed.ranks import AUTO_LOSS, reduce
-from kvxfer.fitting.closed.solver import LinearLayer, Splits
-from kvxfer.maps.blocks import KINDS, Block, Features
-from kvxfer.moments.moments import Output
+from kvxfer.fitting.closed.solver import Splits
+from kvxfer.maps.blocks import KINDS, Block, Features, Output
+from kvxfer.maps.linear import LinearLayer
 from kvxfer.moments.query_metric import Metrics
-
-if TYPE_CHECKING:
-    from kvxfer.fitting.closed.closed_form import ClosedForm
 
 Solved = dict[Output, tuple[LinearLayer, dict[str, Any]]]
 
@@ -46,7 +44,7 @@ def sharing(features: Features, chosen: dict[Output, tuple[int, ...]]) -> dict[t
 class Engine:
     """A solver at work on some moments."""
 
-    def __init__(self, solver: ClosedForm, splits: Splits) -> None:
+    def __init__(self, solver: Form, splits: Splits) -> None:
         self.solver, self.splits = solver, splits
         if solver.needs_metrics and splits.metrics is None:
             raise KvxferError(
@@ -71,7 +69,7 @@ class Engine:
         scores: dict[Output, Tensor] = dict.fromkeys(self.layout.outputs, nothing)
         readers = [o for o in self.layout.outputs if set(layers) <= set(self.layout.candidates(o[0]))]
         for blocks, outputs in sharing(self.solver.features, dict.fromkeys(readers, layers)).items():
-            design = Design(self, blocks, outputs, self.splits.moments, ("fit", "validation"))
+            design = Design(self.solver, self.layout, blocks, outputs, self.splits.moments, ("fit", "validation"))
             known, rows = self._path(design, lams), []
             for lam in lams:
                 if lam not in known:
@@ -90,7 +88,7 @@ class Engine:
 
     def _solve(self, blocks: tuple[Block, ...], outputs: list[Output]) -> Solved:
         """The same for outputs that are solved together."""
-        design = Design(self, blocks, outputs, partial(self.solver.moments, self.splits))
+        design = Design(self.solver, self.layout, blocks, outputs, partial(self.solver.moments, self.splits))
         notes = self.solver.notes(self.splits, outputs, len(design.cross))
         weight, chosen, curve = self.choose_setting(design)
         layers, ranks = zip(*(self._restrict(design, n, weight) for n in range(len(outputs))), strict=True)
@@ -146,7 +144,7 @@ class Engine:
                 continue
 
             def solve(
-                gram: Gram, right: Tensor, part: Part, output: Output, setting: Setting = setting
+                gram: Gram, right: Tensor, part: Subproblem, output: Output, setting: Setting = setting
             ) -> tuple[Tensor, float]:
                 metric = self.metrics.by_output[output] if self.metrics else None
                 return penalty.solve(gram, right, setting, part.heads, metric)

@@ -8,7 +8,7 @@ import torch
 
 from kvxfer.errors import KvxferError
 from kvxfer.fitting.closed.closed_form import ClosedForm
-from kvxfer.fitting.closed.design import Part
+from kvxfer.fitting.closed.form import Subproblem
 from kvxfer.maps.blocks import Block
 from kvxfer.moments.layout import Layout
 
@@ -31,10 +31,10 @@ class HeadLocal(ClosedForm):
         """A rank is that of one head's map."""
         return width // heads
 
-    def parts(self, blocks: tuple[Block, ...], layout: Layout) -> list[Part]:
+    def parts(self, blocks: tuple[Block, ...], layout: Layout) -> list[Subproblem]:
         """One solve per head, over that head's columns of every block."""
         columns = torch.arange(len(blocks) * layout.width).view(len(blocks), layout.heads, layout.dim)
         return [
-            Part(columns[:, head].flatten(), slice(head * layout.dim, (head + 1) * layout.dim), [head])
+            Subproblem(columns[:, head].flatten(), slice(head * layout.dim, (head + 1) * layout.dim), [head])
             for head in range(layout.heads)
         ]

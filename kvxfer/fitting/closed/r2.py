@@ -10,8 +10,8 @@ from torch import Tensor
 
 from kvxfer.errors import KvxferError
 from kvxfer.fitting.closed.linalg import NOT_FINITE
-from kvxfer.maps.blocks import Block
-from kvxfer.moments.moments import Moments, Output
+from kvxfer.maps.blocks import Block, Output
+from kvxfer.moments.moments import Moments
 from kvxfer.moments.query_metric import Metrics
 
 

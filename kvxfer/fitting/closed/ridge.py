@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from kvxfer.fitting.closed.closed_form import ClosedForm
-from kvxfer.fitting.closed.design import Part
+from kvxfer.fitting.closed.form import Subproblem
 from kvxfer.maps.blocks import Block
 from kvxfer.moments.layout import Layout
 
@@ -21,6 +21,6 @@ class Ridge(ClosedForm):
 
     name: str = "ridge"
 
-    def parts(self, blocks: tuple[Block, ...], layout: Layout) -> list[Part]:
+    def parts(self, blocks: tuple[Block, ...], layout: Layout) -> list[Subproblem]:
         """One solve for all heads."""
-        return [Part(torch.arange(layout.width_of(blocks)), slice(0, layout.width), list(range(layout.heads)))]
+        return [Subproblem(torch.arange(layout.width_of(blocks)), slice(0, layout.width), list(range(layout.heads)))]

@@ -11,8 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kvxfer.errors import KvxferError
-from kvxfer.maps.blocks import KINDS
-from kvxfer.moments.moments import Output
+from kvxfer.maps.blocks import KINDS, Output
 
 Scorer = Callable[[tuple[int, ...]], dict[str, Float[Tensor, " targets"]]]
 """Held-out scores, by kind, of every target layer when it reads some source layers."""

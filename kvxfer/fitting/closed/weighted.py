@@ -1,8 +1,8 @@
 """Weighted ridge: a token counts as much as the target layer's own attention looks at it.
 
 That the receiver's attention should weigh the tokens of the regression is the idea of CacheBridge's attention repair
-(arXiv 2609.00891). Ours is simpler: one fixed, clipped weight per token and target layer (``kvxfer.moments.token_weights``),
-pooled over query heads, in the one solve that ridge makes.
+(arXiv 2609.00891). Ours is simpler: one fixed, clipped weight per token and target layer, pooled over query heads
+(``kvxfer.moments.token_weights``), in the one solve that ridge makes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any
 from kvxfer.errors import KvxferError
 from kvxfer.fitting.closed.ridge import Ridge
 from kvxfer.fitting.closed.solver import Splits
-from kvxfer.moments.moments import Moments, Output
+from kvxfer.maps.blocks import Output
+from kvxfer.moments.moments import Moments
 
 ENOUGH = 5
 """Effective tokens per feature below which a record says that they are few."""

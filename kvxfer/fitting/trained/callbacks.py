@@ -5,16 +5,15 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from torch import Tensor
 
-from kvxfer.experiment.loggers import RunLogger
 from kvxfer.fitting.trained.module import VAL_KL, TrainedModule
 from kvxfer.fitting.trained.resuming import BEST, LAST
 from kvxfer.fitting.trained.specs import TrainerSpec
@@ -25,6 +24,17 @@ log = logging.getLogger("kvxfer")
 AXIS = "trainer/step"
 LAYER_TABLE, OUTPUT_TABLE = "training_layers", "training_outputs"
 _TIMED = 3
+
+
+@runtime_checkable
+class StepLog(Protocol):
+    """What is told of the steps while they go on; a run's logger is one."""
+
+    def metrics(self, values: dict[str, Any], axis: str | None = None) -> None:
+        """Numbers by name; ``axis`` is the key among them that the others are drawn over."""
+
+    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """A whole table; the same name again replaces it."""
 
 
 class Recorder(L.Callback):
@@ -47,7 +57,7 @@ class Recorder(L.Callback):
 
     def __init__(self, spec: TrainerSpec) -> None:
         self.spec = spec
-        self.out: RunLogger | None = None
+        self.out: StepLog | None = None
         self.look_seconds = self.rest_seconds = 0.0
         self.advance: Callable[[int], None] = lambda steps: None
         self.history: list[dict[str, Any]] = []

@@ -11,11 +11,9 @@ from typing import Any
 import lightning as L
 
 from kvxfer.errors import KvxferError
-from kvxfer.experiment.loggers import RunLogger
-from kvxfer.experiment.runs import read_json, write_json
-from kvxfer.fitting.closed.solver import LinearLayer
+from kvxfer.files import read_json, write_json
 from kvxfer.fitting.trained.activations import ActivationStore
-from kvxfer.fitting.trained.callbacks import Recorder, all_callbacks, waited
+from kvxfer.fitting.trained.callbacks import Recorder, StepLog, all_callbacks, waited
 from kvxfer.fitting.trained.data import Data, Schedule, batches
 from kvxfer.fitting.trained.engine import FINDER_RATES, find_rate, make_trainer, move, quiet
 from kvxfer.fitting.trained.module import Stores, TrainedModule
@@ -34,17 +32,17 @@ from kvxfer.fitting.trained.scales import Scales
 from kvxfer.fitting.trained.scoring import mapped_by, measure, report
 from kvxfer.fitting.trained.specs import Trained, TrainerSpec
 from kvxfer.maps.artifact import CacheMap
+from kvxfer.maps.blocks import Output
+from kvxfer.maps.linear import LinearLayer
 from kvxfer.maps.trunks import Trunk
 from kvxfer.models.kv import KV
 from kvxfer.models.pair import Pair
-from kvxfer.moments.moments import Output
 from kvxfer.progress import progress
-from kvxfer.report.training_figure import training_figure
 from kvxfer.text.corpus import Rows
 
 log = logging.getLogger("kvxfer")
 
-FIGURE, RATE_FILE = "training.png", "lr.json"
+RATE_FILE = "lr.json"
 SCALE_ROWS = 64
 """Training rows that means and deviations of columns are measured on."""
 _VALIDATION_SHARE = 0.25  # of trainer.cache_gib; the rest is for training rows
@@ -68,11 +66,13 @@ class TrainedMap:
             ``patience``), ``lr``, ``trained_parameters``, ``base_val_kl``, ``history``, ``layers`` and ``outputs``
             (see :class:`kvxfer.fitting.trained.callbacks.Recorder`), and ``held_out``: ``base`` and ``trained`` as
             :func:`kvxfer.fitting.trained.scoring.report` gives them.
+        question: names what was trained on what; checkpoints of it go on from one another.
     """
 
     layers: dict[Output, LinearLayer]
     trunks: tuple[Trunk, ...]
     record: dict[str, Any]
+    question: str
 
 
 def fit_network(
@@ -83,7 +83,7 @@ def fit_network(
     rows: TrainingRows,
     exact: int,
     work: Path,
-    out: RunLogger,
+    out: StepLog,
 ) -> TrainedMap:
     """Train a map beside or in place of a base, or go on where a killed process was.
 
@@ -91,7 +91,7 @@ def fit_network(
 
     Args:
         exact: how many first tokens of a row are always the target's own.
-        work: where checkpoints and the figure are kept.
+        work: where checkpoints are kept.
 
     Raises:
         KvxferError: settings or rows that do not fit, a checkpoint of another question, or a loss that is not finite.
@@ -112,7 +112,7 @@ class _Fitting:
         rows: TrainingRows,
         exact: int,
         work: Path,
-        out: RunLogger,
+        out: StepLog,
     ) -> None:
         self.pair, self.base, self.spec, self.trainer, self.work, self.out = pair, base, spec, trainer, work, out
         _check_rows(rows)
@@ -156,7 +156,7 @@ class _Fitting:
         # The held-out rows share trainer.cache_gib with no others.
         self.stores.training.forget()
         self.stores.validation.forget()
-        return self._finish(network, recorder, {"lr": lr, "base_val_kl": base_kl, "best_step": best_step}, first)
+        return self._finish(network, recorder, {"lr": lr, "base_val_kl": base_kl, "best_step": best_step})
 
     def _store(self, rows: Rows, cache_gib: float, logits: bool) -> ActivationStore:
         return ActivationStore(self.pair, self.base.blocks, rows.tokens, cache_gib, logits)
@@ -222,7 +222,7 @@ class _Fitting:
             recorder.advance = advance
             engine.fit(module, datamodule=self._data(), ckpt_path=path)
 
-    def _finish(self, network: Network, recorder: Recorder, known: dict[str, Any], first: bool) -> TrainedMap:
+    def _finish(self, network: Network, recorder: Recorder, known: dict[str, Any]) -> TrainedMap:
         layers, trunks = network.export()
         trained = replace(self.base, layers=layers, trunks=trunks)
         store = self._store(self.rows.held_out, self.trainer.cache_gib * _VALIDATION_SHARE, True)
@@ -244,37 +244,7 @@ class _Fitting:
             "outputs": recorder.outputs,
             "held_out": held_out,
         }
-        if first:
-            self._tell(record)
-        return TrainedMap(layers, trunks, record)
-
-    def _tell(self, record: dict[str, Any]) -> None:
-        best = next(look for look in record["history"] if look["step"] == record["best_step"])
-        training_figure(record["history"], record["base_val_kl"], self.work / FIGURE)
-        self.out.figure("training", self.work / FIGURE)
-        about = {"step": best["step"], "val_kl": best["val_kl"], "question": self.question}
-        self.out.artifact(f"checkpoint-{self.question[:12]}", "checkpoint", [self.work / CHECKPOINTS / BEST], about)
-        base, trained = record["held_out"]["base"], record["held_out"]["trained"]
-        summary: dict[str, Any] = {
-            f"train/{k}": record[k] for k in ("steps", "best_step", "seconds", "seconds_per_step")
-        }
-        summary |= {
-            "train/trained_parameters": record["trained_parameters"],
-            "validation/base_kl": record["base_val_kl"],
-        }
-        for name, found in (("base", base), ("trained", trained)):
-            summary |= {f"held_out/{name}_{key}": found[key] for key in ("kl", "cosine", "attention_score")}
-        self.out.metrics(summary)
-        log.info(
-            "held-out rows: KL %.4f nats per token (base %.4f), attention-output cosine %.4f (base %.4f)",
-            *(found[key] for key in ("kl", "cosine") for found in (trained, base)),
-        )
-        if best["val_kl"] >= record["base_val_kl"]:
-            log.warning(
-                "the best checkpoint's validation KL, %.4f, is not below the base's, %.4f: the training gains nothing",
-                best["val_kl"],
-                record["base_val_kl"],
-            )
+        return TrainedMap(layers, trunks, record, self.question)
 
 
 def _check_rows(rows: TrainingRows) -> None:

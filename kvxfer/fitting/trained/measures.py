@@ -82,7 +82,7 @@ class Measures:
 
     @property
     def attention_score(self) -> Float[Tensor, " layers"]:
-        """Attention-output scores as :meth:`kvxfer.fitting.closed.attention.LayerAttention.score` has them, both kinds mapped."""
+        """Attention-output scores as ``kvxfer.fitting.closed.attention.LayerAttention`` has them, both kinds mapped."""
         return self.attention.explained
 
     def merged(self, other: Measures) -> Measures:

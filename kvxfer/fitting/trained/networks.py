@@ -9,17 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from kvxfer.errors import KvxferError
-from kvxfer.fitting.closed.solver import LinearLayer
 from kvxfer.fitting.trained.parts import Delta, Hidden, Part, constant
 from kvxfer.fitting.trained.scales import Scales
 from kvxfer.fitting.trained.specs import MLP, Corrected, Residual, Trained
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import CacheMap
-from kvxfer.maps.blocks import KINDS, Block
+from kvxfer.maps.blocks import KINDS, Block, Output
 from kvxfer.maps.columns import TargetTokens, block_columns
+from kvxfer.maps.linear import LinearLayer
 from kvxfer.maps.trunks import Trunk
 from kvxfer.models.kv import KV
-from kvxfer.moments.moments import Output
 
 
 class Network(nn.Module):

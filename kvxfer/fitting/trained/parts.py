@@ -14,11 +14,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from kvxfer.errors import KvxferError
-from kvxfer.fitting.closed.solver import LinearLayer
 from kvxfer.fitting.trained.scales import Scale, Scales
-from kvxfer.maps.blocks import Block
+from kvxfer.maps.blocks import Block, Output
+from kvxfer.maps.linear import LinearLayer
 from kvxfer.maps.trunks import ACTIVATIONS, Trunk
-from kvxfer.moments.moments import Output
 
 Read = Callable[[Block], Float[Tensor, "batch tokens width"]]
 Exported = tuple[dict[Output, LinearLayer], list[Trunk]]

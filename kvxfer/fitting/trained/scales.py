@@ -10,11 +10,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kvxfer.errors import KvxferError
-from kvxfer.maps.blocks import Block
+from kvxfer.maps.blocks import Block, Output
 from kvxfer.maps.columns import TargetTokens, block_columns
 from kvxfer.maps.random_features import RandomFeatures
 from kvxfer.models.kv import KV
-from kvxfer.moments.moments import Output
 
 _LEAST = 1e-3
 """No column counts as varying less than this share of its block's root mean square deviation: dividing by next to

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from kvxfer.errors import KvxferError
-from kvxfer.fitting.closed import LinearLayer
 from kvxfer.fitting.closed.attention import LayerAttention, map_scores
 from kvxfer.fitting.closed.judges import AttentionScore
 from kvxfer.fitting.closed.r2 import HeldOut
@@ -17,6 +16,7 @@ from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import CacheMap
 from kvxfer.maps.blocks import DESIGNS, KINDS, Block
 from kvxfer.maps.columns import read_source
+from kvxfer.maps.linear import LinearLayer
 from kvxfer.maps.random_features import RandomFeatures
 from kvxfer.maps.trunks import Trunk
 from kvxfer.models import rope

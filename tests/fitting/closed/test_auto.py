@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from kvxfer.errors import KvxferError
-from kvxfer.experiment.runs import read_json
+from kvxfer.files import read_json
 from kvxfer.fitting.closed import Auto, Fit, HeadLocal, Ridge, Splits
 from kvxfer.fitting.closed.attention import map_scores
 from kvxfer.fitting.closed.penalties import Isotropic

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kvxfer.errors import KvxferError
-from kvxfer.experiment.stages.train import _warn
+from kvxfer.experiment.stages.fit import _warn
 from kvxfer.fitting.closed import Fit, HeadLocal, Ridge, Splits
 from kvxfer.fitting.closed.linalg import Gram
 from kvxfer.fitting.closed.penalties import Attention, Isotropic

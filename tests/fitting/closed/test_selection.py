@@ -15,8 +15,7 @@ from kvxfer.fitting.closed import Ridge, Splits
 from kvxfer.fitting.closed.engine import Engine, beyond_grid
 from kvxfer.fitting.closed.linalg import Gram
 from kvxfer.fitting.closed.selection import Selection, check_k, choose_top_k, ranked, single_layer_scores
-from kvxfer.maps.blocks import DESIGNS, KINDS, Block
-from kvxfer.moments.moments import Output
+from kvxfer.maps.blocks import DESIGNS, KINDS, Block, Output
 from tests.samples import Samples, make_samples, make_splits, reference_r2, reference_ridge
 
 CANDIDATES = [0, 2, 5, 7]

@@ -36,7 +36,7 @@ def shifted(case: str) -> Samples:
 def design_of(splits: Splits, solver: Any, **penalty: Any) -> tuple[Engine, Design]:
     engine = Engine(solver(k=2, features=BOTH, penalty=Isotropic("auto", **penalty)), splits)
     keys = [output for output in splits.fit.layout.outputs if output[1] == "keys"]
-    return engine, Design(engine, BOTH.blocks("keys", [0, 2]), keys, engine.splits.moments)
+    return engine, Design(engine.solver, engine.layout, BOTH.blocks("keys", [0, 2]), keys, engine.splits.moments)
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from kvxfer.errors import KvxferError
-from kvxfer.fitting.closed.solver import LinearLayer
 from kvxfer.fitting.trained.networks import Network, make_network, trained_outputs
 from kvxfer.fitting.trained.scales import Scales
 from kvxfer.fitting.trained.specs import MLP, Corrected, Residual, Trained
@@ -16,6 +15,7 @@ from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import CacheMap
 from kvxfer.maps.blocks import DESIGNS, Block
 from kvxfer.maps.columns import TargetTokens, read_source
+from kvxfer.maps.linear import LinearLayer
 from kvxfer.models.kv import KV
 from kvxfer.models.pair import Pair
 from tests.random_maps import random_map

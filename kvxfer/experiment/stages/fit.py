@@ -1,0 +1,197 @@
+"""``train.py`` where the solver is a closed form: a map from moments, with no model in memory."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from kvxfer.errors import KvxferError
+from kvxfer.experiment.loggers import RunLogger, open_loggers
+from kvxfer.experiment.runs import RECORD, Run, open_run, run_id
+from kvxfer.experiment.settings import TrainSettings, label
+from kvxfer.experiment.stages.calibrate import REPORT, calibrate, calibration_id, load_splits
+from kvxfer.files import read_json, write_json
+from kvxfer.fitting.closed import Fit, Splits
+from kvxfer.maps.artifact import DIAGNOSTICS, MANIFEST, TENSORS, CacheMap
+from kvxfer.maps.blocks import KINDS
+from kvxfer.moments.random_file import RANDOM_FILE, load_random
+from kvxfer.progress import progress
+from kvxfer.report.curves import curves_figure
+from kvxfer.report.figures import r2_heatmap
+
+log = logging.getLogger("kvxfer")
+
+SELECTION, HEATMAP, CURVES = "selection.json", "r2.png", "curves.png"
+_RARE_TOKENS = 5
+
+
+def fit_map(settings: TrainSettings) -> Path:
+    """Fit (or find) the map and return its run's directory, which is the artifact."""
+    known = settings.outputs / "train" / fitted_id(settings) / RECORD
+    if settings.force or not known.is_file():
+        # Not within the run, whose seconds are the fit's alone.
+        find_calibration(settings)
+    with open_run(
+        settings.outputs, "train", settings.solver_config, {"calibrate": calibration_id(settings)}, settings.force
+    ) as run:
+        if run.done:
+            log.info("map %s is there already: %s", run.id, run.path)
+            return run.path
+        moments = find_calibration(settings)
+        columns, config = settings.columns(), settings.solver_config
+        about = {**columns, "config": config, "inputs": {"calibrate": moments.name}}
+        name, tags = label(columns)
+        group = settings.logger.group or settings.pair.label
+        with open_loggers(settings.logger, run.work, run.id, "train", name, about, group, tags) as out:
+            _fit(settings, run, moments, out)
+        return run.commit()
+
+
+def fitted_id(settings: TrainSettings) -> str:
+    """The id of the closed form's map that these settings ask for."""
+    return run_id("train", settings.solver_config, {"calibrate": calibration_id(settings)})
+
+
+def named_map(outputs: Path, name: str, key: str) -> Path:
+    """The directory of a map that a setting names: by its folder, or by the id of a train run."""
+    for path in (Path(name), outputs / "train" / name):
+        if path.is_dir():
+            return path
+    raise KvxferError(f"{key}={name} is no directory and no run in {outputs / 'train'}")
+
+
+def find_calibration(settings: TrainSettings) -> Path:
+    """The calibration's directory, made now if it is missing and ``build_missing`` allows it."""
+    path = settings.outputs / "calibrate" / calibration_id(settings)
+    if (path / RECORD).is_file():
+        return path
+    if not settings.build_missing:
+        raise KvxferError(
+            f"no calibration {path.name} in {path.parent}: run calibrate.py with the same pair and corpus and "
+            f"{settings.calibration.overrides}, or set build_missing=true"
+        )
+    log.info("calibration %s is missing and is made first", path.name)
+    return calibrate(replace(settings, force=False))
+
+
+def _fit(settings: TrainSettings, run: Run, moments: Path, out: RunLogger) -> None:
+    splits = load_splits(moments)
+    random = load_random(splits.fit.layout, moments / RANDOM_FILE)
+    calibration, calibrated_on = read_json(moments / REPORT), read_json(moments / RECORD)["config"]["corpus"]
+    with progress("fit", settings.solver.steps(splits.fit), "fits") as advance:
+        fit = settings.solver.fit(splits, lambda: advance(1))
+    _warn(fit, splits)
+    manifest = {
+        "pair": calibration["pair"],
+        **settings.solver_config,
+        "longest_context": calibration["longest_context"],
+        "run_id": run.id,
+        "calibration": moments.name,
+        "calibrated_on": {key: calibrated_on[key] for key in ("name", "length")},
+        "kept_tokens": calibration["kept_tokens"]["fit"],
+        "chosen": _chosen(fit),
+    }
+    if fit.candidates:
+        manifest["candidates"] = fit.candidates
+    if settings.solver.needs_weights:
+        manifest["weights"] = settings.calibration.weighing
+    kinds = {block.kind for layer in fit.layers.values() for block in layer.blocks}
+    fitted = CacheMap(fit.layers, manifest, random.only(kinds) if random else None).save(run.work)
+    selection = fit.selection.to_dict()
+    write_json(run.work / DIAGNOSTICS, {"layers": fit.diagnostics, "curves": fit.curves})
+    write_json(run.work / SELECTION, selection)
+    r2_heatmap(selection, run.work / HEATMAP)
+    curves_figure(fit.curves, run.work / CURVES)
+    _log(out, run, fit, fitted)
+
+
+def _chosen(fit: Fit) -> dict[str, Any]:
+    """Every value of each dial that some layer uses, ascending, and how many layers each of several solvers gives."""
+    found: dict[str, Any] = {name: sorted({d[name] for d in fit.diagnostics}) for name in ("lam", "alpha", "rank")}
+    if fit.candidates:
+        winners = Counter(d["solver"] for d in fit.diagnostics)
+        found["solver"] = {name: winners[name] for name in fit.candidates}
+    return {"k": sorted({len(layers) for layers in fit.selection.chosen.values()}), **found}
+
+
+def _warn(fit: Fit, splits: Splits) -> None:
+    raised = [f"{d['kind']} of layer {d['layer']}" for d in fit.diagnostics if d["raised"]]
+    if raised:
+        log.warning("penalty.lam had to be raised to keep the Gram positive definite: %s", ", ".join(raised))
+    edge = sum(d["at_grid_edge"] for d in fit.diagnostics)
+    if edge:
+        log.warning(
+            "%d of %d chosen λ lie on the edge of the grid: set penalty.lam to a value beyond it to see whether that "
+            "is better",
+            edge,
+            len(fit.diagnostics),
+        )
+    worse = [f"{d['kind']} of layer {d['layer']}" for d in fit.diagnostics if d["worse_than_isotropic"]]
+    if worse:
+        log.warning("penalty.alpha does worse than 0 (ridge) on the validation split: %s", ", ".join(worse))
+    few = [
+        f"{d['kind']} of layer {d['layer']} ({d['effective_tokens']:.0f})"
+        for d in fit.diagnostics
+        if d.get("few_tokens")
+    ]
+    if few:
+        log.warning("fewer than %d effective tokens a feature, weights counted: %s", _RARE_TOKENS, ", ".join(few))
+    most = max(d["features"] for d in fit.diagnostics)
+    if splits.fit.count < _RARE_TOKENS * most:
+        log.warning(
+            "%d kept tokens for %d features: fewer than %d a feature, so the map may not carry over to other text; "
+            "raise corpus.rows.fit, or read less (solver.method=topk with a lower solver.k, other features)",
+            splits.fit.count,
+            most,
+            _RARE_TOKENS,
+        )
+
+
+def _attention(fit: Fit) -> dict[str, float]:
+    """The mean attention-output scores of the map, if there was a probe; the log says what decided between solvers."""
+    for name, scores in fit.candidates.items():
+        if "left_out" in scores:
+            log.warning("candidate %s is left out: %s", name, scores["left_out"])
+            continue
+        won = sum(d["solver"] == name for d in fit.diagnostics)
+        log.info(
+            "candidate %s gives %d of %d: attention-output score of keys %.3f, values %.3f, both %.3f",
+            name,
+            won,
+            len(fit.diagnostics),
+            *(scores[f"attention_{what}"] for what in (*KINDS, "joint")),
+        )
+    if "attention_score" not in fit.diagnostics[0]:
+        return {}
+    found = {}
+    for kind in KINDS:
+        own = [d["attention_score"] for d in fit.diagnostics if d["kind"] == kind]
+        found[f"fit/attention_{kind}"] = sum(own) / len(own)
+    joint = [d["attention_score_joint"] for d in fit.diagnostics]
+    found["fit/attention_joint"] = sum(joint) / len(joint)
+    log.info("mean attention-output score: %s", ", ".join(f"{k.rpartition('_')[2]} {v:.3f}" for k, v in found.items()))
+    return found
+
+
+def _log(out: RunLogger, run: Run, fit: Fit, fitted: CacheMap) -> None:
+    costs = ("parameters", "flops_per_token", "bytes_read_per_token", "bytes_written_per_token")
+    summary: dict[str, Any] = {f"fit/{cost}": getattr(fitted, cost) for cost in costs}
+    for kind in ("keys", "values"):
+        rows = [d for d in fit.diagnostics if d["kind"] == kind]
+        for split in ("fit", "validation", "held_out"):
+            for measure in ("r2", "metric_r2"):
+                if f"{measure}_{split}" in rows[0]:
+                    mean = sum(d[f"{measure}_{split}"] for d in rows) / len(rows)
+                    summary[f"fit/{measure}_{split}_{kind}"] = mean
+        log.info("mean held-out R² of %s: %.3f", kind, summary[f"fit/r2_held_out_{kind}"])
+    summary |= _attention(fit)
+    out.metrics(summary)
+    columns = list(fit.diagnostics[0])
+    out.table("per_layer", columns, [[record[c] for c in columns] for record in fit.diagnostics])
+    for name in (HEATMAP, CURVES):
+        if (run.work / name).is_file():
+            out.figure(name.removesuffix(".png"), run.work / name)
+    out.artifact(f"map-{run.id}", "kv-map", [run.work / MANIFEST, run.work / TENSORS], {"map": fitted.hash})

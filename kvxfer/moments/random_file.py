@@ -1,0 +1,80 @@
+"""The random features that a calibration keeps beside its moments: drawn once, the same in every share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from kvxfer.errors import KvxferError
+from kvxfer.maps.blocks import RANDOM
+from kvxfer.maps.random_features import RandomFeatures
+from kvxfer.moments.layout import Layout
+
+RANDOM_FILE = "random.safetensors"
+_AGAIN = "calibrate again (calibrate.py with force=true)"
+
+
+def keep_random(layout: Layout, path: Path) -> RandomFeatures | None:
+    """The random features of a pass: those of its file, or (the first time) drawn and written there."""
+    if path.is_file():
+        return load_random(layout, path)
+    drawn = RandomFeatures.draw(layout.source_layers, layout.width, _widths(layout))
+    if drawn is not None:
+        # A pass that is killed while it writes must not find half of it.
+        temporary = path.with_name(f".{path.name}.tmp")
+        save_file(drawn.tensors(), temporary)
+        temporary.replace(path)
+    return drawn
+
+
+def load_random(layout: Layout, path: Path) -> RandomFeatures | None:
+    """The random features that a calibration of this layout was made with; None if the layout keeps none.
+
+    Raises:
+        KvxferError: the file is missing, unreadable, or another layout's.
+    """
+    widths = _widths(layout)
+    if not widths:
+        return None
+    tensors = _read(path)
+    try:
+        found = RandomFeatures.of(tensors, layout.source_layers, layout.width)
+    except (ValueError, TypeError) as error:
+        raise KvxferError(f"{path} holds other random features than the moments beside it: {_AGAIN}") from error
+    if found is None or found.widths != widths:
+        raise KvxferError(f"{path} holds other random features than the moments beside it: {_AGAIN}")
+    return found
+
+
+def merge_random(shares: list[Path], path: Path) -> None:
+    """Copy the random features of the first share, once those of the others were found to be the same.
+
+    Raises:
+        KvxferError: a share has none, or others, as another version of torch may have drawn them.
+    """
+    first = _read(shares[0])
+    for share in shares[1:]:
+        other = _read(share)
+        if set(other) != set(first) or not all(torch.equal(other[name], first[name]) for name in first):
+            raise KvxferError(
+                f"{share} is not the same as {shares[0]}: run all shares again with one version of torch and force=true"
+            )
+    save_file(first, path)
+
+
+def _widths(layout: Layout) -> dict[str, int]:
+    """Features of each random kind that a layout keeps."""
+    return {block.kind: n for block, n in zip(layout.blocks, layout.widths, strict=True) if block.kind in RANDOM}
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise KvxferError(f"{path} is missing, and without it no map can compute its random features: {_AGAIN}")
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise KvxferError(f"{path} is not readable ({error}): {_AGAIN}") from error
