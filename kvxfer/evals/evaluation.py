@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from kvxfer.evals.paired import scored_lists
 from kvxfer.experiment.runs import RECORD
 from kvxfer.files import read_json
-from kvxfer.handoff.conversation import Direction
+from kvxfer.handoff.transfer import Transfer
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import CacheMap
 from kvxfer.maps.plan import Plan
@@ -38,7 +38,7 @@ class Subject:
         corpus: the run's own text; only its evaluation split is read.
         domains: more texts, as ``eval.domains`` names them.
         outputs: where other runs are.
-        reverse: the same models the other way round, with the map of that direction; None unless ``needs_reverse``.
+        reverse: the handover the other way round, with the map of that direction; None unless ``needs_reverse``.
     """
 
     pair: Pair
@@ -49,7 +49,12 @@ class Subject:
     corpus: CorpusSpec
     domains: tuple[CorpusSpec, ...]
     outputs: Path
-    reverse: Direction | None = None
+    reverse: Transfer | None = None
+
+    @property
+    def transfer(self) -> Transfer:
+        """The handover that is evaluated."""
+        return Transfer(self.pair, self.mapper, self.plan)
 
     @property
     def calibrated_length(self) -> int | None:

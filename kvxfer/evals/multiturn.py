@@ -16,7 +16,6 @@ from kvxfer.evals.intervals import paired_difference
 from kvxfer.evals.paired import paired_item
 from kvxfer.evals.statistics import summarise
 from kvxfer.evals.turns import DOWN, LARGE, PATTERNS, SMALL, UP, Handed, Stage, play, text_talks, toy_talks
-from kvxfer.handoff.conversation import Direction
 from kvxfer.progress import progress
 from kvxfer.report.figures import COLOURS
 from kvxfer.report.markdown import table
@@ -89,12 +88,11 @@ class Multiturn(Evaluation):
 
     def _stage(self, subject: Subject) -> Stage:
         own, other = (DOWN, UP) if subject.pair.spec.reverse else (UP, DOWN)
-        directions = {own: Direction(subject.pair, subject.mapper)}
+        transfers = {own: subject.transfer}
         if subject.reverse is not None:
-            directions[other] = subject.reverse
+            transfers[other] = subject.reverse
         models = dict(zip(own, (subject.pair.source, subject.pair.target), strict=True))
-        plan = subject.plan
-        return Stage(models, directions, plan.exact_first, plan.hold_back, self.max_hops)
+        return Stage(models, transfers, self.max_hops)
 
     @classmethod
     def verdict(cls, data: Data) -> Verdict:

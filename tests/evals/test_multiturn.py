@@ -13,7 +13,7 @@ import pytest
 from kvxfer.errors import KvxferError
 from kvxfer.evals.multiturn import Multiturn, summarise_pattern
 from kvxfer.evals.turns import DOWN, LARGE, PATTERNS, SMALL, UP, Handed, Stage, play, toy_talks
-from kvxfer.handoff.conversation import Direction
+from kvxfer.handoff.transfer import Transfer
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.blocks import DESIGNS
 from kvxfer.models.pair import Pair
@@ -25,9 +25,8 @@ from tests.small_runs import results_of, run, settings_of, toy_models
 SMALL_RUN = ["eval=multiturn", "eval.turns=3", "eval.stories=4", "eval.batch_size=3"]
 
 
-def stage(pair: Pair, up: Direction, down: Direction, max_hops: int | None = None, exact_first: int = 4) -> Stage:
-    models = {SMALL: pair.source, LARGE: pair.target}
-    return Stage(models, {UP: up, DOWN: down}, exact_first, 1, max_hops)
+def stage(pair: Pair, up: Transfer, down: Transfer, max_hops: int | None = None) -> Stage:
+    return Stage({SMALL: pair.source, LARGE: pair.target}, {UP: up, DOWN: down}, max_hops)
 
 
 def played(on: Stage, pair: Pair) -> tuple[list[dict[str, Any]], dict[str, list[Handed]]]:
@@ -42,8 +41,8 @@ def done(tiny_folders: tuple[Path, Path], tmp_path_factory: pytest.TempPathFacto
 
 def test_nothing_drifts_where_the_map_loses_nothing(tiny_pair: Pair) -> None:
     same = replace(tiny_pair, source=tiny_pair.target)
-    exact = Direction(same, Mapper(identity_map(same)))
-    records, handed = played(stage(same, exact, exact, exact_first=0), same)
+    exact = Transfer(same, Mapper(identity_map(same)), Plan("all", 0))
+    records, handed = played(stage(same, exact, exact), same)
     assert [given.hops for given in handed["ping_pong"]] == [0, 1, 2, 3]
     for record in records:
         for pattern in PATTERNS:
