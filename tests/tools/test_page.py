@@ -191,7 +191,7 @@ def test_a_wrong_block_is_told_in_one_line(text: str, message: str, tmp_path: Pa
 
 
 def test_wrong_results_are_told_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(KvxferError, match=r"no JSON in .*: write some with python -m kvxfer\.collect"):
+    with pytest.raises(KvxferError, match=r"no JSON in .*: write some with python -m tools\.collect"):
         load_results(tmp_path)
     (tmp_path / "toy.json").write_text("{")
     with pytest.raises(KvxferError, match=r"toy\.json is no collected result"):
