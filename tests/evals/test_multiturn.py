@@ -16,6 +16,7 @@ from kvxfer.evals.turns import DOWN, LARGE, PATTERNS, SMALL, UP, Handed, Stage, 
 from kvxfer.handoff.transfer import Transfer
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.blocks import DESIGNS
+from kvxfer.maps.plan import Plan
 from kvxfer.models.pair import Pair
 from kvxfer.report.rendering import render
 from kvxfer.toy.world import VOCABULARY
@@ -51,7 +52,7 @@ def test_nothing_drifts_where_the_map_loses_nothing(tiny_pair: Pair) -> None:
 
 
 def test_nothing_drifts_where_nothing_is_mapped(tiny_pair: Pair) -> None:
-    lost = [direction(pair, DESIGNS["same"]) for pair in (tiny_pair, tiny_pair.reversed())]
+    lost = [direction(pair, DESIGNS["same"], 4) for pair in (tiny_pair, tiny_pair.reversed())]
     records, handed = played(stage(tiny_pair, *lost, max_hops=0), tiny_pair)
     answering = {"up": [LARGE] * 4, "down": [SMALL] * 4, "ping_pong": [SMALL, LARGE] * 2}
     for pattern, names in answering.items():
@@ -66,7 +67,7 @@ def test_nothing_drifts_where_nothing_is_mapped(tiny_pair: Pair) -> None:
 
 
 def test_only_what_the_answering_model_did_not_read_is_mapped(tiny_pair: Pair) -> None:
-    maps = [direction(pair, DESIGNS["previous"]) for pair in (tiny_pair, tiny_pair.reversed())]
+    maps = [direction(pair, DESIGNS["previous"], 4) for pair in (tiny_pair, tiny_pair.reversed())]
     _, handed = played(stage(tiny_pair, *maps), tiny_pair)
     # A turn is 16 words and a question of two, of which the last is held back, then an answer and its dot.
     assert [given.tokens for given in handed["up"]] == [17, 37, 57, 77]
