@@ -34,6 +34,7 @@ test-oldest: $(OLDEST)/.ready
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo --no-cache
 
 types: setup
 	$(BIN)/mypy
