@@ -11,7 +11,7 @@ from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 
-from kvxfer.experiment import cli
+from kvxfer.experiment.command import run
 from kvxfer.experiment.sweeps.jobs import Outcome
 
 REPOSITORY = Path(__file__).parents[1]
@@ -39,5 +39,5 @@ def run_sweep(monkeypatch: pytest.MonkeyPatch, stage: str, *arguments: str) -> s
     monkeypatch.setattr(sys, "argv", [f"{stage}.py", *arguments])
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
     with pytest.raises(SystemExit) as end:
-        cli.main(stage)
+        run(stage)
     return str(end.value)

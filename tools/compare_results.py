@@ -89,11 +89,10 @@ def differences(old: Path, new: Path) -> Iterator[str]:
     """The numbers of two results that are not the same."""
     before, after = (dict(leaves(body(read_json(file)))) for file in (old, new))
     for key in sorted(set(before) | set(after)):
-        a, b = before.get(key), after.get(key)
         if key not in before or key not in after:
             yield f"{key}: only {'after' if key in after else 'before'}"
-        elif not (a == b or math.isclose(a, b, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)):
-            yield f"{key}: {a} became {b}"
+        elif not math.isclose(before[key], after[key], rel_tol=_TOLERANCE, abs_tol=_TOLERANCE):
+            yield f"{key}: {before[key]} became {after[key]}"
 
 
 def body(results: Mapping[str, Any]) -> Any:

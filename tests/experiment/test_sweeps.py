@@ -15,7 +15,7 @@ import yaml
 from doubles import TEXT, make_double
 from launching import PNG, REPOSITORY, SWEEPS, run_sweep
 
-from kvxfer.experiment import cli
+from kvxfer.experiment.command import run as run_stage
 from kvxfer.experiment.config import compose, job_config, load_job, plain, save_job, to_settings
 from kvxfer.experiment.stages.calibrate import calibration_id
 from kvxfer.experiment.sweeps.jobs import sweep_id
@@ -90,7 +90,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) 
         capfd.readouterr()
         code: str | int | None = 0
         try:
-            cli.main(stage)
+            run_stage(stage)
         except SystemExit as end:
             code = end.code
         # Python prints a text that it is ended with, and exits with 1.
