@@ -217,7 +217,7 @@ def test_every_kind_of_evaluation_reads_its_own_split_alone(
 
 def test_no_evaluation_names_another_split() -> None:
     """Whatever a setting is: the split that an evaluation asks for is written in its code."""
-    files = [*(PACKAGE / "evals").rglob("*.py"), *(PACKAGE / "stages").glob("*.py")]
+    files = [*(PACKAGE / "evals").rglob("*.py"), *(PACKAGE / "experiment" / "stages").glob("*.py")]
     found = {}
     for file in files:
         for node in ast.walk(ast.parse(file.read_text())):
@@ -226,8 +226,8 @@ def test_no_evaluation_names_another_split() -> None:
             if (place := ASKS_FOR_SPLIT.get(node.func.id)) is not None:
                 given = [*node.args[place : place + 1], *(k.value for k in node.keywords if k.arg == "split")]
                 found.setdefault(file.relative_to(PACKAGE).as_posix(), []).append([ast.unparse(one) for one in given])
-    assert found.pop("stages/calibrate.py") == [["split"], ["split"]]
-    assert found.pop("stages/train_network.py") == [["text"], ["split"]]
+    assert found.pop("experiment/stages/calibrate.py") == [["split"], ["split"]]
+    assert found.pop("experiment/stages/train_network.py") == [["text"], ["split"]]
     assert found
     assert {split for calls in found.values() for call in calls for split in call} == {"'evaluation'"}
     assert all(len(call) == 1 for calls in found.values() for call in calls)
