@@ -12,8 +12,8 @@ from typing import Any
 from kvxfer.errors import KvxferError, NotApplicable
 from kvxfer.evals.evaluation import Evaluation
 from kvxfer.evals.full import FullSpec
-from kvxfer.evals.items import EvalSpec
 from kvxfer.evals.kinds import KINDS
+from kvxfer.evals.questions import Questions
 from kvxfer.experiment.loggers import LoggerSpec
 from kvxfer.experiment.pair_settings import pair_spec
 from kvxfer.experiment.solver_settings import Training, choice, design, solver_of
@@ -97,17 +97,10 @@ class EvaluateSettings(TrainSettings):
     """What ``evaluate.py`` needs."""
 
     plan: Plan
-    eval: EvalSpec | Evaluation | FullSpec
+    eval: Evaluation | FullSpec
     map: str | None
     domains: tuple[CorpusSpec, ...] = ()
     parts: Mapping[str, EvaluateSettings | NotApplicable] = field(default_factory=dict)
-
-    @property
-    def items(self) -> EvalSpec:
-        """The evaluation, where it is one of items."""
-        if not isinstance(self.eval, EvalSpec):
-            raise KvxferError(f"eval={self.eval.name} asks no items; use eval=standard, mapped or choices")
-        return self.eval
 
 
 def label(columns: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
@@ -236,8 +229,8 @@ def evaluate(
     plan = Plan(**vars(conf.plan))
     given = {key: tuple(value) if isinstance(value, list) else value for key, value in vars(conf.eval).items()}
     del given["kind"]
-    spec = choice({"items": EvalSpec, "full": FullSpec, **KINDS}, conf.eval.kind, "eval.kind")(**given)
-    if isinstance(spec, EvalSpec) and spec.choices and conf.corpus.kind == "toy":
+    spec = choice({"full": FullSpec, **KINDS}, conf.eval.kind, "eval.kind")(**given)
+    if isinstance(spec, Questions) and spec.choices and conf.corpus.kind == "toy":
         raise NotApplicable(
             f"eval.choices={conf.eval.choices} asks which text follows, and corpus={conf.corpus.name} has questions of "
             "its own: use eval=mapped or eval=standard"

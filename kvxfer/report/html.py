@@ -16,7 +16,7 @@ from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 from markdown_it.utils import OptionsDict
 
-from kvxfer.report.markdown import anchor
+from kvxfer.report.prose import anchor
 from kvxfer.report.style import CSS
 
 log = logging.getLogger("kvxfer")

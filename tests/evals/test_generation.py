@@ -14,7 +14,7 @@ from kvxfer.errors import KvxferError
 from kvxfer.evals.conditions import mapped_conditions
 from kvxfer.evals.decoding import CONDITIONS, Decoded, Decoder, gumbel
 from kvxfer.evals.divergence import summarise_decoding
-from kvxfer.evals.items import EvalSpec, Item, toy_items
+from kvxfer.evals.items import Item, toy_items
 from kvxfer.handoff.transfer import Transfer
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.blocks import DESIGNS
@@ -25,12 +25,14 @@ from kvxfer.toy.world import VOCABULARY
 from tests.random_maps import identity_map, random_map
 from tests.small_runs import results_of, run, settings_of, toy_models
 
+pytestmark = pytest.mark.draws
+
 SMALL_RUN = ["eval=generation", "eval.stories=3", "eval.questions=2", "eval.new_tokens=5", "eval.samples=2"]
 PLAN = Plan("all", 0, 1)
 
 
 def asked(pair: Pair, stories: int = 3) -> list[Item]:
-    return toy_items(EvalSpec(stories=stories, questions=2), pair.tokenizer, 48)
+    return toy_items(pair.tokenizer, 48, stories, questions=2, seed=0)
 
 
 def decode(pair: Pair, mapper: Mapper, batch_size: int = 4, samples: int = 2) -> dict[str, Decoded]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import shutil
 import subprocess
 import sys
@@ -17,7 +16,7 @@ import wandb
 from kvxfer.errors import KvxferError
 from kvxfer.experiment.config import config_directory
 from kvxfer.maps.artifact import CacheMap
-from kvxfer.report.writing import validate_results
+from kvxfer.report.schema import validate
 from tests.doubles import DOUBLES, make_double
 from tests.small_runs import TEXT_ROWS, TOY_EVAL, results_of, run, settings_of, toy_models, write_text
 from tests.wandb_reader import read_runs
@@ -48,11 +47,11 @@ def goes_through(overrides: list[str], outputs: Path) -> dict[str, Any]:
     moments = run("calibrate", outputs, *without_solver(overrides))
     cache_map = run("train", outputs, *overrides, "build_missing=false")
     results = results_of(run("evaluate", outputs, *overrides, "build_missing=false"))
-    validate_results(results)
+    validate(results)
     assert results["provenance"]["inputs"]["calibrate"] == moments.name
     assert results["provenance"]["inputs"]["train"] == cache_map.name
-    assert all(gate["passed"] for gate in results["gates"])
-    assert [gate["name"] for gate in results["gates"]] == ["identity", "oracle", "zeroed cache"]
+    assert all(gate["passed"] for gate in results["data"]["gates"])
+    assert [gate["name"] for gate in results["data"]["gates"]] == ["identity", "oracle", "zeroed cache"]
     manifest = json.loads((cache_map / "manifest.json").read_text())
     assert manifest["pair"] == {k: v for k, v in results["pair"].items() if k != "name"}
     assert manifest["longest_context"] >= 24
@@ -69,14 +68,13 @@ def test_every_option_has_a_double():
     assert set(DOUBLES) == set(OPTIONS)
 
 
-@pytest.mark.usefixtures("no_drawing")
 @pytest.mark.parametrize("option", OPTIONS)
 def test_a_double_of_every_pair_goes_through_all_commands(option, text, tmp_path):
     results = goes_through([*of_double(option, tmp_path), *text], tmp_path / "out")
     assert results["pair"]["name"] == option
     assert results["pair"]["direction"] == "forward"
-    assert results["conditions"]["identity"]["perplexity"] == pytest.approx(
-        results["conditions"]["ceiling"]["perplexity"], rel=0.05
+    assert results["data"]["conditions"]["identity"]["perplexity"] == pytest.approx(
+        results["data"]["conditions"]["ceiling"]["perplexity"], rel=0.05
     )
 
 
@@ -88,32 +86,34 @@ def test_a_reversed_pair_goes_through_all_commands(text, tmp_path):
     assert layers == [4, 3]
 
 
-def command(script: str, *arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """A real command; what W&B keeps for itself stays in the folder, and it starts a service of its own."""
-    kept = {f"WANDB_{name}_DIR": str(folder / "home" / name.lower()) for name in ("DATA", "CACHE", "CONFIG")}
-    # The address of the service that this process has used: another test may have ended it.
-    inherited = {name: value for name, value in os.environ.items() if "WANDB_SERVICE" not in name}
-    environment = {**inherited, **kept, "OMP_NUM_THREADS": "1"}
-    line = [sys.executable, str(ROOT / script), *arguments, "pair.device=cpu"]
-    return subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True)
+def keep_wandb(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """What W&B keeps for itself stays in the folder."""
+    for name in ("DATA", "CACHE", "CONFIG"):
+        monkeypatch.setenv(f"WANDB_{name}_DIR", str(folder / "home" / name.lower()))
+    monkeypatch.delenv("WANDB_MODE", raising=False)
 
 
 def test_a_real_evaluation_builds_what_is_missing_and_ends_with_the_paths(tiny_folders, tmp_path):
-    done = command("evaluate.py", *toy_models(tiny_folders), *TOY_EVAL, "logger=disabled", folder=tmp_path)
+    line = [*toy_models(tiny_folders), *TOY_EVAL, "pair.device=cpu", "logger=disabled"]
+    line = [sys.executable, str(ROOT / "evaluate.py"), *line]
+    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     report, page, results = done.stdout.strip().splitlines()[-3:]
     assert [Path(path).name for path in (report, page, results)] == ["report.md", "report.html", "results.json"]
-    validate_results(json.loads((tmp_path / results).read_text()))
+    validate(json.loads((tmp_path / results).read_text()))
     assert (tmp_path / report).read_text().startswith("# ")
     for part in ("Traceback", "Warning"):
         assert part not in done.stderr
     assert "rows: 20 of 48 tokens" in done.stderr
 
 
-def test_a_sweep_is_one_group_from_one_calibration_and_goes_on_where_it_was_killed(tiny_folders, tmp_path):
-    models = [o for o in toy_models(tiny_folders) if not o.startswith("solver")]
-    sweep = ["-m", *models, "penalty.lam=1e-5,1e-1", "solver.k=1,2"]
-    done = command("train.py", *sweep, folder=tmp_path)
+def test_a_sweep_is_one_group_from_one_calibration_and_goes_on_where_it_was_killed(
+    tiny_folders, tmp_path, monkeypatch, command
+):
+    keep_wandb(monkeypatch, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    sweep = [*without_solver(toy_models(tiny_folders)), "pair.device=cpu", "penalty.lam=1e-5,1e-1", "solver.k=1,2"]
+    done = command("train", sweep, "-m")
     assert done.returncode == 0, done.stderr
     maps = sorted(p for p in (tmp_path / "outputs" / "train").iterdir() if not p.name.startswith("."))
     dials = {(m["penalty"]["lam"], m["solver"]["k"]) for m in (CacheMap.load(p).manifest for p in maps)}
@@ -130,7 +130,7 @@ def test_a_sweep_is_one_group_from_one_calibration_and_goes_on_where_it_was_kill
     half = shutil.move(lost, lost.with_name(f".{lost.name}.partial"))
     (half / "run.json").unlink()
     shutil.rmtree(tmp_path / "outputs" / "wandb")
-    again = command("train.py", *sweep, folder=tmp_path)
+    again = command("train", sweep, "-m")
     assert again.returncode == 0, again.stderr
     assert again.stderr.count("is there already") == 3
     assert all((p / "run.json").read_bytes() == content for p, content in kept.items())
@@ -152,9 +152,7 @@ def test_a_logger_that_fails_does_not_end_the_run(tiny_folders, tmp_path, monkey
 
 
 def test_a_failed_run_is_marked_failed_and_leaves_no_result(tiny_folders, tmp_path, monkeypatch):
-    for name in ("DATA", "CACHE", "CONFIG"):
-        monkeypatch.setenv(f"WANDB_{name}_DIR", str(tmp_path / "home" / name))
-    monkeypatch.delenv("WANDB_MODE", raising=False)
+    keep_wandb(monkeypatch, tmp_path)
     overrides = [*toy_models(tiny_folders), "logger=offline", "logger.group=mine"]
     run("calibrate", tmp_path / "out", *without_solver([o for o in overrides if not o.startswith("logger")]))
     with pytest.raises(KvxferError, match=r"solver\.k=99"):

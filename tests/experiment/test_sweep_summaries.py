@@ -17,6 +17,8 @@ from kvxfer.experiment.sweeps.summary import Row, summarise, table
 from kvxfer.report.sweep_figure import draw, geometric
 from kvxfer.report.swept import Measure, Numbers
 
+pytestmark = pytest.mark.draws
+
 
 def rows_of(path: str) -> list[dict[str, str]]:
     with Path(path).open(newline="") as file:
@@ -71,7 +73,7 @@ def test_a_narrow_table_cuts_no_name_and_no_value_short(capsys: pytest.CaptureFi
     measures = [measure for measure in MEASURES["evaluate"] if measure.column]
     found: Numbers = {measure.key: 1234.5678 for measure in measures}
     rows = [Row(Job(n, each, {}), Outcome(run="/runs/8e139292fb86"), found) for n, each in enumerate(values)]
-    Console(width=80).print(table(rows, measures))
+    Console(width=80).print(table(rows, measures).terminal())
     said = capsys.readouterr().out
     assert "8e139292fb86" in said
     assert "\N{HORIZONTAL ELLIPSIS}" not in said

@@ -27,7 +27,7 @@ from kvxfer.moments.checkpoints import weighted_file
 from kvxfer.moments.moments import Moments
 from kvxfer.moments.schedule import plan_pass
 from kvxfer.moments.token_weights import WEIGHTED_SPLITS, attention_received, token_weights
-from kvxfer.report.figures import r2_heatmap
+from kvxfer.report.fit_figures import r2_heatmap
 from kvxfer.text.corpus import load_rows
 from tests.calibrations import LENGTH, ROWS, SPLIT_FILES, make_settings
 from tests.samples import assert_same, make_samples, make_splits
@@ -47,7 +47,6 @@ def kept_splits(features: Any, **options: Any) -> tuple[Splits, Splits]:
     return tuple(make_splits(make_samples(features, kept=kept, **options)) for kept in (KEPT_OF, None))  # type: ignore[return-value]
 
 
-@pytest.mark.usefixtures("no_drawing")
 @pytest.mark.parametrize("solver", [Ridge, Weighted])
 @pytest.mark.parametrize("name", ["same", "previous", "embedding"])
 @pytest.mark.parametrize("options", [{"k": 1}, {"k": 1, "selection": "separate"}, {"k": 2, "method": "greedy"}])

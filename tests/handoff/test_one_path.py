@@ -73,7 +73,6 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("outputs")
 
 
-@pytest.mark.usefixtures("no_drawing")
 @pytest.mark.parametrize("option", OPTIONS)
 def test_every_evaluation_hands_over_by_the_one_path(
     option: str, ways: set[str], outputs: Path, tiny_folders: tuple[Path, Path]
@@ -92,7 +91,6 @@ def test_every_evaluation_hands_over_by_the_one_path(
         assert option in ("standard", "mapped", "choices", "mapped_choices")
 
 
-@pytest.mark.usefixtures("no_drawing")
 @pytest.mark.parametrize("solver", ["residual", "mlp_small"])
 def test_training_stays_in_content_space(
     solver: str, ways: set[str], outputs: Path, tiny_folders: tuple[Path, Path]

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from kvxfer.report import markdown
+from kvxfer.report.document import document, write_pages, written
 from kvxfer.report.html import page
-from kvxfer.report.pages import write_pages, written
+from kvxfer.report.table import Table
 
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
@@ -106,9 +106,9 @@ def test_a_figure_that_is_gone_is_told_by_its_description(folder):
 
 
 def test_markdown_of_names_holds_no_tags(folder):
-    table = markdown.table(("Name", "p"), [("<img src=x>|\n</b>", "< 0.001")])
-    assert table[2] == "| \\<img src=x>\\| \\</b> | < 0.001 |"
-    text = markdown.document("<i>a</i>", [], table)
+    table = Table(("Name", "p"), [("<img src=x>|\n</b>", "< 0.001")])
+    assert table.markdown()[2] == "| \\<img src=x>\\| \\</b> | < 0.001 |"
+    text = document("<i>a</i>", "", [str(table)])
     assert text.startswith("# \\<i>a\\</i>\n")
     assert "&lt;img src=x&gt;| &lt;/b&gt;" in page(text, folder)
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from kvxfer.errors import KvxferError
-from kvxfer.evals.intervals import paired_difference
+from kvxfer.evals.statistics import paired_difference
 from kvxfer.fitting.trained.specs import MLP, Corrected, Residual, Trained, TrainerSpec
-from kvxfer.report.tables import p_value, points
+from kvxfer.report.numbers import p_value, points
 from kvxfer.report.wording import condition_name
 from tests.collected import collected, make_map, write
 from tests.small_runs import settings_of

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from kvxfer.report.comparing import LEVEL, difference, holm, spearman
-from kvxfer.report.markdown import table
-from kvxfer.report.tables import number, p_text, percent
+from kvxfer.evals.statistics import holm, rank_correlation
+from kvxfer.report.numbers import number, p_text, percent
+from kvxfer.report.table import Table
+from tools.results_page.comparing import LEVEL, difference
 from tools.results_page.data import MapResult, PairResults, shared_overrides
 
 COLLAPSE = 0.5
@@ -51,7 +52,7 @@ def findings_table(pairs: Iterable[PairResults]) -> list[str]:
         for pair in pairs:
             found = check(pair)
             rows.append((f"{number_}. {claim}", pair.name, f"**{found.kind}**", found.numbers, made_by(pair, found)))
-    return table(("Finding", "Pair", "Verdict", "Numbers", "Made by"), rows, right=False)
+    return [*Table(("Finding", "Pair", "Verdict", "Numbers", "Made by"), rows, right=False).markdown(), ""]
 
 
 def made_by(pair: PairResults, found: Verdict) -> str:
@@ -97,7 +98,7 @@ def alpha_monotone(pair: PairResults) -> Verdict:
     ends = difference(line[-1].scores, line[0].scores, pair.baseline)
     steps = [difference(after.scores, before.scores, pair.baseline) for before, after in itertools.pairwise(line)]
     against = [step for step in steps if step.nats * ends.nats < 0]
-    rho = spearman(alphas, nats)
+    rho = rank_correlation(alphas, nats)
     trend = "" if rho is None else f", Spearman of α and nats {number(rho[0], 2, sign=True)} ({p_text(rho[1])})"
     way = "quality falls" if ends.nats > 0 else "quality rises"
     numbers = (
@@ -170,7 +171,7 @@ def r2_predicts(pair: PairResults) -> Verdict:
     maps = pair.calibrated_alike
 
     def rank(some: list[MapResult]) -> tuple[float, float] | None:
-        return spearman([m.r2 for m in some], [pair.baseline.per_token(m.scores) for m in some])
+        return rank_correlation([m.r2 for m in some], [pair.baseline.per_token(m.scores) for m in some])
 
     overall = rank(maps)
     if overall is None:

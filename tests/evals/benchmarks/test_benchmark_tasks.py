@@ -66,9 +66,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def subject(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Subject:
     pair, nowhere = with_itself(tiny_pair), tmp_path_factory.mktemp("nowhere")
     cache_map = exact_map(pair)
-    return Subject(
-        pair, cache_map, Mapper(cache_map), nowhere, Plan("sinks", 2), CorpusSpec("toy", "toy", 48), (), nowhere
-    )
+    return Subject(pair, cache_map, Mapper(cache_map), nowhere, Plan("sinks", 2), CorpusSpec("toy", "toy", 48), ())
 
 
 def test_log_likelihoods_of_one_continuation_are_scored_as_the_harness_does(folder, subject, tiny_pair):

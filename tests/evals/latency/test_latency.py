@@ -14,15 +14,19 @@ from matplotlib.image import imread
 
 from kvxfer.errors import KvxferError
 from kvxfer.evals.latency.clocks import Stopwatch, peak_bandwidth, peak_flops
-from kvxfer.evals.latency.costs import GROUPS, Rates, Work, break_even, compare, outcome, prefill_work, savings
+from kvxfer.evals.latency.costs import GROUPS, Rates, Work, break_even, compare, prefill_work, savings
 from kvxfer.evals.latency.latency import Latency
 from kvxfer.evals.latency.rounds import clock
 from kvxfer.experiment.runs import run_id
 from kvxfer.fitting.random_maps import random_map
 from kvxfer.handoff.transfer import STEPS, Transfer
 from kvxfer.maps.apply import Mapper
+from kvxfer.report.kinds import REPORTS
+from kvxfer.report.latency import outcome
 from kvxfer.report.rendering import render
 from tests.small_runs import results_of, run, settings_of, toy_models
+
+pytestmark = pytest.mark.draws
 
 LATENCY = ["eval=latency", "eval.lengths=[16,32]", "eval.batch_sizes=[1,2]", "eval.repeats=6", "eval.warmup=1"]
 
@@ -64,9 +68,9 @@ def test_the_machine_is_recorded_and_decides_the_run(data, done, tiny_folders, m
     def elsewhere(root: Path, stage: str, config: dict[str, Any], *rest: Any) -> Any:
         raise KvxferError(run_id(stage, config, {"train": results["map"]["sha256"]}))
 
-    monkeypatch.setattr("kvxfer.experiment.stages.measure.open_run", elsewhere)
+    monkeypatch.setattr("kvxfer.experiment.stages.evaluate.open_run", elsewhere)
     for machine, same in ((results["provenance"]["config"]["machine"], True), ({"name": "another"}, False)):
-        monkeypatch.setattr("kvxfer.experiment.stages.measure.machine", lambda device, found=machine: found)
+        monkeypatch.setattr("kvxfer.experiment.stages.evaluate.machine", lambda device, found=machine: found)
         with pytest.raises(KvxferError) as asked:
             run("evaluate", done.parents[1], *again)
         assert (str(asked.value) == done.name) is same
@@ -83,7 +87,7 @@ def test_the_report_is_made_from_the_json_alone_and_has_every_table(done):
 
 
 def test_metrics_are_flat_numbers(data):
-    metrics = Latency.metrics(data)
+    metrics = REPORTS["latency"].metrics(data)
     assert metrics["16/1/warm_ratio"] == data["points"][0]["warm"]["ratio"]
     assert all(isinstance(value, float) for value in metrics.values())
 
@@ -221,7 +225,7 @@ def told(rows: list[dict[str, int]], **changes: Any) -> Any:
         }
         for n, row in enumerate(rows)
     ]
-    return Latency.verdict({"points": points, "random": False, "scaled": None, **changes})
+    return REPORTS["latency"].verdict({"points": points, "random": False, "scaled": None, **changes})
 
 
 def test_the_verdict_names_the_lengths_at_which_it_does_not_pay():

@@ -19,7 +19,7 @@ from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import MANIFEST, CacheMap
 from kvxfer.maps.blocks import DESIGNS, KINDS
 from kvxfer.models.kv import KV
-from kvxfer.report.curves import tried
+from kvxfer.report.fit_figures import tried
 from tests.maps.test_artifact import PAIR
 from tests.samples import make_samples, make_splits
 from tests.small_runs import run, toy_models

@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from kvxfer.errors import KvxferError
-from kvxfer.evals.full import kind_of
-from kvxfer.evals.kinds import KINDS
 from kvxfer.files import RECORD, read_json
-from kvxfer.report.pages import RESULTS
-from kvxfer.report.results import MAP_SCHEMA, validate
-from kvxfer.report.tables import require_keys
+from kvxfer.report.document import RESULTS
+from kvxfer.report.kinds import REPORTS
+from kvxfer.report.schema import validate
 
 Json = Mapping[str, Any]
 
@@ -40,7 +38,7 @@ class Evaluated:
     @property
     def kind(self) -> str:
         """Its kind."""
-        return kind_of(self.results)
+        return str(self.results["kind"])
 
     @property
     def option(self) -> str:
@@ -70,21 +68,18 @@ class Evaluated:
             "eval": {key: value for key, value in config["eval"].items() if key not in _NO_QUESTION},
             "texts": [config.get("corpus"), config.get("domains")],
             "machine": config.get("machine"),
-            "items": {name: _identity(items) for name, items in item_sets(self.results).items()},
+            "items": {name: _identity(items) for name, items in self.items.items()},
         }
         return json.dumps(asked, sort_keys=True)
+
+    @property
+    def items(self) -> dict[str, list[Json]]:
+        """Every list of items that a mapped cache was scored on; that of questions has an empty name."""
+        return REPORTS[self.kind].paired(self.results["data"])
 
 
 def _identity(items: Sequence[Json]) -> list[list[Any]]:
     return [[item["id"], item["document"], item["tokens"]] for item in items]
-
-
-def item_sets(results: Json) -> dict[str, list[Json]]:
-    """Every list of items that a mapped cache was scored on, as ``Evaluation.paired`` gives them; that of questions
-    has an empty name."""
-    if kind_of(results) == "items":
-        return {"": list(results["items"])}
-    return dict(KINDS[kind_of(results)].paired(results["data"]))
 
 
 def find(names: Sequence[str], outputs: Path) -> list[Evaluated]:
@@ -125,13 +120,11 @@ def _expanded(folder: Path, results: Json) -> Iterator[Json]:
         raise KvxferError(f"{folder / RESULTS} is no evaluation's: it holds no object")
     try:
         validate(results)
-        for one in results.get("designs", {"": results}).values():
-            require_keys(one, {**MAP_SCHEMA, "pair.name": "the pair", "provenance.config.eval": "what was asked"})
     except KvxferError as error:
         raise KvxferError(f"{folder}: {error}") from error
-    if "designs" in results:
-        yield from results["designs"].values()
-    elif results.get("kind") != "full":
+    if results["kind"] == "designs":
+        yield from results["data"]["designs"].values()
+    elif results["kind"] != "full":
         yield results
     else:
         for part in results["data"]["parts"]:
@@ -140,6 +133,22 @@ def _expanded(folder: Path, results: Json) -> Iterator[Json]:
                 if not (beside / RESULTS).is_file():
                     raise KvxferError(f"{folder}: its part {part['name']} is not beside it ({beside} is missing)")
                 yield from _expanded(beside, read_json(beside / RESULTS))
+
+
+def finished(outputs: Path) -> list[Json]:
+    """The results of every evaluation in a folder of outputs that this version can read, older ones first."""
+    files = sorted((outputs / "evaluate").glob(f"*/{RESULTS}"), key=lambda each: each.stat().st_mtime)
+    return [results for results in map(_readable, files) if results is not None]
+
+
+def _readable(file: Path) -> Json | None:
+    """What another version or a broken disk left must not end a report of other runs."""
+    try:
+        found = read_json(file)
+        validate(found)
+    except KvxferError:
+        return None
+    return dict(found)
 
 
 def groups(runs: Sequence[Evaluated]) -> list[list[Evaluated]]:
