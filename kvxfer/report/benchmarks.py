@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from matplotlib.axes import Axes
 
 from kvxfer.evals.statistics import Outcome, outcome, paired_item
 from kvxfer.report.figures import COLOURS, CONTROL, LINE, MUTED, canvas, tidy
+from kvxfer.report.first_screen import FirstScreen
 from kvxfer.report.kind_report import Json, KindReport
 from kvxfer.report.numbers import NOTHING, interval, p_text, p_value, percent, points
 from kvxfer.report.prose import fill
@@ -18,6 +20,7 @@ from kvxfer.report.table import Table
 from kvxfer.report.verdict import WORDS, Kind, Verdict
 from kvxfer.report.wording import condition_name
 
+FIGURE = "lm_eval_benchmarks.png"
 _SHOWN = ("ceiling", "source", "mapped", "floor")
 _SPREAD = 0.19
 """Between the rows of one benchmark, which has a height of 1."""
@@ -59,6 +62,23 @@ class BenchmarksReport(KindReport):
         if len(single) > 1:
             sentence += f"; by benchmark, corrected for their number (Holm): {_listed(by_task)}"
         return Verdict(kind, head, f"{sentence}.")
+
+    def first_screen(self, data: Json) -> FirstScreen:
+        """A line for each benchmark, and those on which the map is worse than the source."""
+        table = Table.of(
+            _benchmarks(data),
+            ("Benchmark", itemgetter("name")),
+            *((condition_name(name, short=True), partial(_score, name=name)) for name in _SHOWN[:3]),
+            ("Gap recovered", lambda each: percent(each["conditions"]["mapped"]["gap_recovered"])),
+            ("p, source", lambda each: p_value(each["tests"]["mapped_vs_source"]["accuracy_p"])),
+        )
+        tests = [(each["name"], each["tests"]["mapped_vs_source"]) for each in data["benchmarks"]]
+        against = [
+            f"{name}: worse than the source by {points(-test['accuracy_difference'])}."
+            for name, test in tests
+            if _outcome(test) == "worse"
+        ]
+        return FirstScreen(table, f"figures/{FIGURE}", "Scores by benchmark with 95 % intervals", against)
 
     def sections(self, data: Json) -> str:
         """Four rows for every benchmark, the tests, and how they were asked."""
@@ -105,7 +125,12 @@ class BenchmarksReport(KindReport):
 
     def figures(self, data: Json, folder: Path) -> None:
         """Scores by benchmark."""
-        benchmarks_figure(data["benchmarks"], folder / "lm_eval_benchmarks.png")
+        benchmarks_figure(data["benchmarks"], folder / FIGURE)
+
+
+def _score(each: Json, name: str) -> str:
+    row = each["conditions"][name]
+    return f"{percent(row['accuracy'])} {interval(row['accuracy_ci'])}".rstrip()
 
 
 def _outcome(test: Json) -> Outcome:

@@ -10,10 +10,19 @@ import rich.table
 
 from kvxfer.errors import KvxferError
 from kvxfer.report.document import Results, about_map, document, lead, provenance
+from kvxfer.report.first_screen import FirstScreen
 from kvxfer.report.kinds import REPORTS
 from kvxfer.report.numbers import p_text, p_value, percent, points, quantity
 from kvxfer.report.prose import fill
-from kvxfer.report.questions import MEASURES, beside_figure, conditions_table, numbers, terminal_table
+from kvxfer.report.questions import (
+    MEASURES,
+    against,
+    beside_figure,
+    conditions_table,
+    narrow_table,
+    numbers,
+    terminal_table,
+)
 from kvxfer.report.table import Table
 from kvxfer.report.verdict import Verdict, few_documents, fit_warning, verdict
 from kvxfer.report.wording import DESIGNS, condition_name
@@ -74,7 +83,10 @@ def render(results: Results) -> str:
         lead=lead(report.verdict(chosen["data"]).sentence, report.remarks(chosen["data"])),
     )
     said = [results["verdict"]["sentence"], *_remarks(designs, best)]
-    first = lead(said[0], said[1:]) + _strict(chosen["data"], len(designs))
+    rows = [(condition_name(name), chosen["data"], name) for name in ("ceiling", "source")]
+    rows += [(f"Mapped, {name}", each["data"], "mapped") for name, each in designs.items()]
+    found = [*against(chosen["data"]), *_strict(chosen["data"], len(designs))]
+    first = FirstScreen(narrow_table(rows), FIGURE, "All designs with 95 % intervals", found).markdown(said)
     sections = [own, report.sections(chosen["data"]), about_map(chosen), provenance(chosen)]
     return document(results["title"], first, sections)
 
@@ -85,14 +97,14 @@ def _remarks(designs: Mapping[str, Results], best: str) -> list[str]:
     return [*([] if few is None else [few]), *(f"Design `{name}`: {said}" for name, said in warned.items() if said)]
 
 
-def _strict(data: Results, count: int) -> str:
+def _strict(data: Results, count: int) -> list[str]:
     """The best of several was picked on the items it is tested on; Bonferroni's p says what is left of it."""
     test = data["tests"]["mapped_vs_source"]
     keys = {"accuracy_p": "McNemar", "nll_p": "paired t"}
     said = [f"{name} {p_text(min(1.0, count * test[key]))}" for key, name in keys.items() if test.get(key) is not None]
     if count < 2 or not said:
-        return ""
-    return f"\nIt was picked on these same items; corrected for {count} tries (Bonferroni): {', '.join(said)}.\n"
+        return []
+    return [f"It was picked on these same items; corrected for {count} tries (Bonferroni): {', '.join(said)}."]
 
 
 def _table(designs: Mapping[str, Results], best: str) -> Table:

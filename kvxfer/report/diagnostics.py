@@ -10,6 +10,7 @@ from jaxtyping import Float
 
 from kvxfer.evals.statistics import Outcome, outcome
 from kvxfer.report.figures import COLOURS, LINE, MUTED, canvas, heat_panel, tidy
+from kvxfer.report.first_screen import MOST_COLUMNS, FirstScreen
 from kvxfer.report.kind_report import Json, KindReport
 from kvxfer.report.numbers import interval, number, p_text, percent
 from kvxfer.report.prose import fill
@@ -64,6 +65,16 @@ class DiagnosticsReport(KindReport):
         )
         kinds: dict[Outcome, Any] = {"better": "beats", "worse": "worse", "none": "none"}
         return Verdict(kinds[result], head, said)
+
+    def first_screen(self, data: Json) -> FirstScreen:
+        """Means by domain, of as many domains as a page has room for, and the head that is worst."""
+        table, own = _domains_table(data), data["domains"][0]
+        worst = own["worst_head"]
+        against = [
+            f"The attention output of layer {worst['layer']}, head {worst['head']} has a cosine of "
+            f"{number(worst['cosine'])} with the true one, the lowest of all heads."
+        ]
+        return FirstScreen(table.only(*table.columns[:MOST_COLUMNS]), f"figures/{HEADS}", FIGURES[HEADS], against)
 
     def sections(self, data: Json) -> str:
         """Means by domain, every layer of the run's own text, and figures."""

@@ -19,9 +19,13 @@ PROVENANCE_ROWS = 20
 Results = Mapping[str, Any]
 
 
-def document(title: str, lead: str, sections: Sequence[str]) -> str:
-    """A whole report: title, what it comes to (``lead``), what this is about, the sections, the glossary."""
-    text = fill("report", title=title, lead=lead, sections=sections)
+def document(title: str, first: str, sections: Sequence[str]) -> str:
+    """A whole report: title, the first screen, and then in sections what this is about, all numbers and the glossary.
+
+    Args:
+        sections: each begins with a heading of the second level.
+    """
+    text = fill("report", title=title, first=first, sections=sections)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 

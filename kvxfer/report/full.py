@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -138,20 +139,24 @@ def render(results: Json) -> str:
     """Markdown: the verdict and what speaks against it, every part in a line, then every part in full."""
     parts, said = results["data"]["parts"], results["verdict"]
     by_name = {part["name"]: part for part in parts}
-    speaks = {"What speaks against it": said["against"], "What speaks for the map": said["in_favour"]}
-    first = fill(
-        "full_lead",
-        said=page.lead(said["sentence"], _remarks(decisive(parts, said))),
-        speaks={
-            words: [(_link(by_name[n]), by_name[n]["verdict"]["sentence"]) for n in speaks[words]] for words in speaks
-        },
-        gone=[part for part in parts if part["status"] != "measured"],
-    )
+    against = [f"{_link(by_name[name])}: {by_name[name]['verdict']['sentence']}" for name in said["against"]]
+    against += [
+        f"Not measured, so the verdict does not know of it: `{part['name']}` ({part['status']}): "
+        f"{plain_text(part['reason'])}"
+        for part in parts
+        if part["status"] != "measured"
+    ]
+    chosen = decisive(parts, said)
+    screen = REPORTS[chosen["kind"]].first_screen(chosen["results"]["data"])
+    # The deciding part's own words against it come first.
+    screen = replace(screen, figure=_in_folder(screen.figure, chosen["name"]), against=[*screen.against, *against])
+    first = screen.markdown([said["sentence"], *_remarks(chosen)])
     tasks = [task for part in parts for task in part.get("tasks", [])]
     own = fill(
         "full",
         compared=_compared(results),
         glance=glance([_link(part) for part in parts], parts),
+        in_favour=[(_link(by_name[n]), by_name[n]["verdict"]["sentence"]) for n in said["in_favour"]],
         tasks=_tasks_table(tasks) if tasks else None,
         figure=RETENTION if task_rows(parts) else None,
     )
@@ -253,6 +258,10 @@ def _inside(line: str, name: str) -> str:
     """A part's line in the whole report: headings one level down, figures in the part's own folder."""
     demoted = f"#{line}" if line.startswith("##") else line
     return demoted.replace("](figures/", f"](figures/{name}/")
+
+
+def _in_folder(figure: str | None, name: str) -> str | None:
+    return None if figure is None else figure.replace("figures/", f"figures/{name}/", 1)
 
 
 def retention_figure(rows: Sequence[Json], path: Path | str) -> None:

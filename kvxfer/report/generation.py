@@ -6,6 +6,7 @@ from pathlib import Path
 
 from kvxfer.evals.statistics import paired_item
 from kvxfer.report.figures import COLOURS, CONTROL, Panel, Series, series_figure
+from kvxfer.report.first_screen import FirstScreen
 from kvxfer.report.kind_report import Json, KindReport, numbers_of
 from kvxfer.report.numbers import interval, number, p_value, percent, points
 from kvxfer.report.prose import fill
@@ -14,6 +15,7 @@ from kvxfer.report.verdict import Verdict, verdict
 from kvxfer.report.wording import condition_name
 
 MODES = ("greedy", "sampled")
+STEPS = "generation_steps.png"
 
 
 class GenerationReport(KindReport):
@@ -41,6 +43,16 @@ class GenerationReport(KindReport):
         for plain, meant in words.items():
             head, sentence = head.replace(plain, meant), sentence.replace(plain, meant)
         return Verdict(said.kind, head, f"{sentence} {_divergence_sentence(data)}")
+
+    def first_screen(self, data: Json) -> FirstScreen:
+        """Every condition, decoding greedily."""
+        headings = ("Condition", "Exact match", "Agreement", "Never parts", "Parts", "KL")
+        row = data["conditions"]["mapped"]
+        against = []
+        if row["never"] < 1:
+            against.append(f"{percent(1 - row['never'])} of its greedy texts are not the ceiling's to the end.")
+        caption = "Agreement with the ceiling and KL from it, token by token"
+        return FirstScreen(_conditions_table(data).only(*headings), f"figures/{STEPS}", caption, against)
 
     def sections(self, data: Json) -> str:
         """Both ways of decoding, the tests, the figures and some of what was written."""
@@ -83,7 +95,7 @@ class GenerationReport(KindReport):
 
         agreement = Panel("tokens that are the ceiling's", "new token", lines("agreement"), limits=(0.0, 1.03))
         kl = Panel("KL from the ceiling (nats)", "new token", lines("kl", 1e-6), log=True)
-        series_figure([agreement, kl], folder / "generation_steps.png")
+        series_figure([agreement, kl], folder / STEPS)
         modes = MODES if data["samples"] else MODES[:1]
         panels = [
             Panel(f"texts still the ceiling's, {mode}", "new tokens", lines(f"same_{mode}"), limits=(0.0, 1.03))

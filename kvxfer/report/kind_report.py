@@ -11,6 +11,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from kvxfer.evals.statistics import scored_lists
+from kvxfer.report.first_screen import FirstScreen
 from kvxfer.report.prose import fill
 from kvxfer.report.table import Table
 from kvxfer.report.verdict import Verdict
@@ -42,6 +43,10 @@ class KindReport(ABC):
     @abstractmethod
     def verdict(self, data: Json) -> Verdict:
         """What it comes to, in a sentence with its numbers."""
+
+    @abstractmethod
+    def first_screen(self, data: Json) -> FirstScreen:
+        """One figure, one narrow table, and what speaks against the verdict."""
 
     @abstractmethod
     def sections(self, data: Json) -> str:

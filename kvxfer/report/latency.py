@@ -10,6 +10,7 @@ from typing import Literal
 from matplotlib.axes import Axes
 
 from kvxfer.report.figures import COLOURS, INK, MUTED, canvas, tidy
+from kvxfer.report.first_screen import FirstScreen
 from kvxfer.report.kind_report import Json, KindReport
 from kvxfer.report.numbers import NOTHING, number, percent, quantity
 from kvxfer.report.prose import capital, fill, listed
@@ -44,6 +45,7 @@ PARTS = {
     "held_back": "#b7dcd2",
     "first_decode": "#e3c878",
 }
+FIGURE = "latency_parts.png"
 NARROW = 0.36
 MOST_BATCHES = 3
 
@@ -74,6 +76,17 @@ class LatencyReport(KindReport):
         said += f"with the source's prefill counted too (cold), it {_where(points, 'cold')}"
         end = f" (batches of {batch})" if batch > 1 else ""
         return Verdict(kind, heads[kind], f"{said}{end}.{_caution(data)}")
+
+    def first_screen(self, data: Json) -> FirstScreen:
+        """Times at every length, and the lengths at which none is saved."""
+        headings = ("Tokens", "Batch", "Target prefill (ms)", "Handoff (ms)", "Saved (ms) [95 %]", "Warm", "Cold")
+        slow = {
+            "once the source has run": [p for p in data["points"] if outcome(p["warm"]) < 1],
+            "with the source's prefill counted too": [p for p in data["points"] if outcome(p["cold"]) < 1],
+        }
+        against = [f"No time is shown to be saved {when} {_at(found)}." for when, found in slow.items() if found]
+        caption = "The parts of a handoff against the target's own prefill"
+        return FirstScreen(_times_table(data).only(*headings), f"figures/{FIGURE}", caption, against)
 
     def sections(self, data: Json) -> str:
         """Times, break-even lengths, parts, the formula and roofs."""
@@ -115,7 +128,7 @@ class LatencyReport(KindReport):
 
     def figures(self, data: Json, folder: Path) -> None:
         """The parts stacked, against the target's own prefill."""
-        latency_figure(data, folder / "latency_parts.png")
+        latency_figure(data, folder / FIGURE)
 
 
 def outcome(row: Json) -> int:
@@ -176,9 +189,9 @@ def _times_table(data: Json) -> Table:
     return Table.of(
         data["points"],
         *_ASKED,
-        ("Target prefill", lambda p: milliseconds(p["target"]["median"])),
-        ("Handoff", lambda p: milliseconds(p["handoff"]["median"])),
-        ("Saved (95 %)", _saved),
+        ("Target prefill (ms)", lambda p: milliseconds(p["target"]["median"])),
+        ("Handoff (ms)", lambda p: milliseconds(p["handoff"]["median"])),
+        ("Saved (ms) [95 %]", _saved),
         ("Warm", lambda p: _times_as_fast(p["warm"]["ratio"])),
         ("+ map load", lambda p: _times_as_fast(p["loaded"]["ratio"])),
         ("Source prefill", lambda p: milliseconds(p["source"]["median"])),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from kvxfer.evals.statistics import paired_item
 from kvxfer.report.figures import COLOURS, Panel, Series, series_figure
+from kvxfer.report.first_screen import FirstScreen
 from kvxfer.report.kind_report import Json, KindReport
 from kvxfer.report.numbers import interval, number, p_text, p_value, percent, points
 from kvxfer.report.prose import fill
@@ -14,6 +15,8 @@ from kvxfer.report.table import Table
 from kvxfer.report.verdict import Verdict, verdict
 
 NAMES = {"up": "Up: small to large", "down": "Down: large to small", "ping_pong": "Ping-pong"}
+DRIFT = "multiturn_drift.png"
+_IN_NATS = ("Nats", "Ceiling", "Small alone", "Drift (nats)", "p")
 HANDED = {"up": "up", "down": "down", "ping_pong": "to and fro"}
 
 
@@ -32,6 +35,22 @@ class MultiturnReport(KindReport):
         # What is called the source elsewhere is the sender of one direction only.
         head, sentence = (text.replace("the source", "the small model alone") for text in (said.head, said.sentence))
         return Verdict(said.kind, head, f"{sentence} {_drift_sentence(found)}")
+
+    def first_screen(self, data: Json) -> FirstScreen:
+        """All turns of every pattern together, and the patterns whose drift grows."""
+        rows = []
+        for pattern, found in data["patterns"].items():
+            *_, row = _table(found, data["answers"]).rows
+            rows.append((NAMES[pattern], *row[1:]))
+        columns = ("Pattern", *_columns(data["answers"])[1:])
+        shown = ("Mapped", "Ceiling", "Small alone", "Drift", "p") if data["answers"] else _IN_NATS
+        against = [
+            f"{NAMES[pattern]}: {_drift_sentence(found)}"
+            for pattern, found in data["patterns"].items()
+            if found["slope_nats"] is not None and "The drift grows" in _drift_sentence(found)
+        ]
+        table = Table(columns, rows).only("Pattern", *shown)
+        return FirstScreen(table, f"figures/{DRIFT}", "Drift from the answering model's own prefill by turn", against)
 
     def sections(self, data: Json) -> str:
         """What was played, a table per pattern, and the figure."""
@@ -79,7 +98,7 @@ class MultiturnReport(KindReport):
             if "up" in data["patterns"]:
                 lines.append(_gap(data["patterns"]["up"]["turns"], "nats" if key == "nll" else key, scale))
             panels.append(Panel(label, "turn", lines, zero="ceiling"))
-        series_figure(panels, folder / "multiturn_drift.png")
+        series_figure(panels, folder / DRIFT)
 
 
 def _gap(turns: Sequence[Json], key: str, scale: float) -> Series:
@@ -113,8 +132,6 @@ def _drift_sentence(found: Json) -> str:
 
 def _table(found: Json, answers: bool) -> Table:
     """A row per turn, and one of all."""
-    accuracy = ("Mapped", "Ceiling", "Small alone", "Drift", "95 %", "p")
-    nats = ("Nats", "Ceiling", "Small alone", "Drift (nats)", "95 %", "p")
     rows = []
     for row in (*found["turns"], {"turn": "all", **found["pooled"]}):
         test = row["tests"]["mapped_vs_ceiling"]
@@ -127,4 +144,11 @@ def _table(found: Json, answers: bool) -> Table:
         cells += [number(c["nats"]) for c in conditions]
         cells += [number(test["nll_difference"], sign=True), interval(test["nll_ci"], "number"), p_value(test["nll_p"])]
         rows.append(cells)
-    return Table(("Turn", "Answers", "Hops", "Mapped tokens", *(accuracy if answers else ()), *nats), rows)
+    return Table(_columns(answers), rows)
+
+
+def _columns(answers: bool) -> tuple[str, ...]:
+    """Headings of a row of turns."""
+    accuracy = ("Mapped", "Ceiling", "Small alone", "Drift", "95 %", "p")
+    nats = ("Nats", "Ceiling", "Small alone", "Drift (nats)", "95 %", "p")
+    return ("Turn", "Answers", "Hops", "Mapped tokens", *(accuracy if answers else ()), *nats)

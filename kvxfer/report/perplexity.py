@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 
 from kvxfer.evals.statistics import gap_recovered_nats, outcome
 from kvxfer.report.figures import COLOURS, INK, MUTED, canvas, tidy
+from kvxfer.report.first_screen import FirstScreen
 from kvxfer.report.kind_report import Json, KindReport
 from kvxfer.report.numbers import NOTHING, interval, number, p_text, p_value, percent, perplexity, points
 from kvxfer.report.prose import fill
@@ -45,6 +46,17 @@ class PerplexityReport(KindReport):
             points[at]["conditions"], points[at]["tests"], subject=f"The mapped cache of {at} tokens of {own['domain']}"
         )
         return replace(said, sentence=" ".join([said.sentence, length_sentence(own, points)]).rstrip())
+
+    def first_screen(self, data: Json) -> FirstScreen:
+        """Every text and length, and what the map loses the longer the prefix is."""
+        headings = ("Text", "Prefix", "Ceiling", "Source", "Mapped", "Gap recovered (nats)", "p")
+        against = [
+            f"{d['domain']}: {length_sentence(d, by_length(data['points'], d['domain']))}"
+            for d in data["domains"]
+            if (change := d["lengths"][-1].get("change")) and shown(change["loss"]) > 0
+        ]
+        caption = "Gap recovered and perplexity against the prefix's length"
+        return FirstScreen(_levels_table(data).only(*headings), f"figures/{FIGURE}", caption, against)
 
     def sections(self, data: Json) -> str:
         """One table of all lengths, one of what they change, the figure, and what could not be asked."""

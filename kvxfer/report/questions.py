@@ -11,12 +11,22 @@ import rich.table
 
 from kvxfer.evals.statistics import holm, summarise
 from kvxfer.report.figures import conditions_figure
+from kvxfer.report.first_screen import FirstScreen
 from kvxfer.report.fit_figures import r2_heatmap
 from kvxfer.report.kind_report import Json, KindReport, numbers_of
 from kvxfer.report.numbers import interval, number, p_value, percent, perplexity, points, setting
 from kvxfer.report.prose import capital, fill, listed
 from kvxfer.report.table import Table
-from kvxfer.report.verdict import Verdict, accuracy_outcome, ancestry_sentence, cautions, nats_outcome, verdict
+from kvxfer.report.verdict import (
+    Verdict,
+    accuracy_outcome,
+    ancestry_sentence,
+    cautions,
+    in_accuracy,
+    in_nats,
+    nats_outcome,
+    verdict,
+)
 from kvxfer.report.wording import condition_name
 
 CONDITIONS_FIGURE, HEATMAP = "figures/conditions.png", "figures/r2.png"
@@ -25,6 +35,13 @@ MEASURES = (
     *("Accuracy", "Generated", "Perplexity", "Nats per token"),
     *("Retention", "Floor-normalised", "Gap recovered", "Gap recovered (nats)"),
 )
+NARROW = (
+    *("Condition", "Accuracy [95 %]", "Nats per token [95 %]", "Gap recovered", "in nats"),
+    *("p, vs source", "p, in nats"),
+)
+DECISIVE = ("ceiling", "source", "mapped", "ancestor_copy", "no_context", "floor")
+"""The conditions of the first screen."""
+
 CONTROLS = ("floor", "raw_copy", "wrong_donor", "random_map", "no_context")
 KEPT = {
     "retention": "{} of the ceiling's accuracy is kept",
@@ -65,6 +82,15 @@ class QuestionsReport(KindReport):
         """The cautions, and what a pruned pair must show first."""
         ancestry = ancestry_sentence(data)
         return [*cautions(data), *([] if ancestry is None else [ancestry])]
+
+    def first_screen(self, data: Json) -> FirstScreen:
+        """The conditions that decide, with p against the source."""
+        return FirstScreen(
+            narrow_table([(condition_name(name), data, name) for name in DECISIVE if name in data["conditions"]]),
+            CONDITIONS_FIGURE,
+            "Every condition with its 95 % interval",
+            against(data),
+        )
 
     def sections(self, data: Json) -> str:
         """What is kept and what the controls do, the tables, what the map reads, and the gates."""
@@ -176,6 +202,35 @@ class QuestionsReport(KindReport):
         names = {label: f"Mapped cache, {label}: {results['map']['features']}" for label, results in runs.items()}
         beside_figure({names[label]: results["data"] for label, results in runs.items()}, path)
         return True
+
+
+def narrow_table(rows: Sequence[tuple[str, Json, str]]) -> Table:
+    """The conditions of some rows (name, data, condition) in a table that fits a page."""
+    cells = []
+    for name, data, condition in rows:
+        row, test = data["conditions"][condition], data["tests"].get(f"{condition}_vs_source", {})
+        label = f"**{name}**" if condition == "mapped" else name
+        recovered = [percent(row.get(key)) for key in ("gap_recovered", "gap_recovered_nats")]
+        p = [p_value(test.get(key)) for key in ("accuracy_p", "nll_p")]
+        cells.append((label, _with_interval(row, "accuracy"), _with_interval(row, "nats"), *recovered, *p))
+    return Table(NARROW, cells)
+
+
+def against(data: Json) -> list[str]:
+    """What a reader who believes the verdict should know of the numbers behind it."""
+    found = []
+    test = data["tests"].get("mapped_vs_ceiling", {})
+    said = [in_accuracy(test)] if accuracy_outcome(test) == "worse" else []
+    said += [in_nats(test, " nats per token")] if nats_outcome(test) == "worse" else []
+    if said:
+        found.append(f"It does not reach the target's own prefill: {'; '.join(said)}.")
+    measure, sign = ("nats", -1) if data["conditions"]["mapped"]["accuracy"] is None else ("accuracy", 1)
+    mapped = data["conditions"]["mapped"]
+    for name in CONTROLS:
+        if name in data["conditions"] and sign * (data["conditions"][name][measure] - mapped[measure]) >= 0:
+            row = data["conditions"][name]
+            found.append(f"The control “{condition_name(name).lower()}” does no worse: {_measure(row)}.")
+    return found
 
 
 def beside_figure(several: Mapping[str, Json], path: Path) -> None:

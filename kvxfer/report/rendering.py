@@ -13,7 +13,7 @@ from rich.console import RenderableType
 
 from kvxfer.files import write_text
 from kvxfer.report import designs, full
-from kvxfer.report.document import RESULTS, Results, about_map, document, lead, provenance, write_pages, written
+from kvxfer.report.document import RESULTS, Results, about_map, document, provenance, write_pages, written
 from kvxfer.report.kinds import REPORTS
 from kvxfer.report.schema import validate
 
@@ -28,7 +28,8 @@ def render(results: Results) -> str:
     report, data = REPORTS[kind], results["data"]
     heading = "" if report.sectioned else f"## {report.heading}\n"
     sections = [heading, report.sections(data), about_map(results), provenance(results)]
-    return document(results["title"], lead(results["verdict"]["sentence"], report.remarks(data)), sections)
+    first = report.first_screen(data).markdown([results["verdict"]["sentence"], *report.remarks(data)])
+    return document(results["title"], first, sections)
 
 
 def terminal(results: Results) -> RenderableType:

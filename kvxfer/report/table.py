@@ -40,6 +40,11 @@ class Table:
         """A row for each thing: under every heading what its function makes of the thing."""
         return cls([heading for heading, _ in columns], [[cell(each) for _, cell in columns] for each in things], right)
 
+    def only(self, *headings: str) -> Table:
+        """The columns of these headings, in this order; of equal headings the first."""
+        places = [self.columns.index(heading) for heading in headings if heading in self.columns]
+        return Table(headings, [[row[n] for n in places] for row in self.rows], self.right)
+
     @property
     def filled(self) -> list[int]:
         """The columns that hold something; the first is always among them."""
