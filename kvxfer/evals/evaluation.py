@@ -1,9 +1,9 @@
 """One evaluation of a map: what it is set to, what it measures, and how a reader is told.
 
-An evaluation is one small dataclass in a file of its own. Its fields are the keys of its options (``configs/eval``);
-``measure`` gives plain JSON, and everything a reader sees is made from that JSON alone, so that reports of finished
-runs can be made again and set side by side. Questions with answers and text that follows a prefix (``items``) have a
-stage of their own, since their baselines are shared between maps.
+An evaluation is one small class in a file of its own, on top of its settings (``specs``). ``measure`` gives plain
+JSON, and everything a reader sees is made from that JSON alone, so that reports of finished runs can be made again and
+set side by side. Questions with answers and text that follows a prefix (``items``) have a stage of their own, since
+their baselines are shared between maps.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from kvxfer.evals.paired import scored_lists
+from kvxfer.evals.specs import EvaluationSpec
 from kvxfer.handoff.transfer import Transfer
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import CacheMap
@@ -68,24 +69,10 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Evaluation(ABC):
-    """The base of every evaluation but ``items``.
+class Evaluation(EvaluationSpec, ABC):
+    """The base of every evaluation but ``items``; ``heading`` is what a report calls it."""
 
-    ``kind`` is its name in ``kvxfer.evals.kinds``, ``heading`` what a report calls it; ``version`` is raised whenever
-    its numbers may change. One that is ``timed`` asks another question on another machine.
-    """
-
-    kind: ClassVar[str]
     heading: ClassVar[str]
-    version: ClassVar[int] = 1
-    timed: ClassVar[bool] = False
-
-    name: str
-
-    def identity(self) -> dict[str, Any]:
-        """What decides the numbers, as plain JSON types; the option's name does not."""
-        fields = {key: list(value) if isinstance(value, tuple) else value for key, value in vars(self).items()}
-        return {"kind": self.kind, "version": self.version, **{k: v for k, v in fields.items() if k != "name"}}
 
     def needs_reverse(self, reverse: bool) -> bool:
         """Whether the map of the other direction is needed too; ``reverse`` is the run's ``pair.reverse``."""

@@ -13,6 +13,7 @@ from kvxfer.evals.divergence import OTHERS, summarise_decoding
 from kvxfer.evals.evaluation import Data, Evaluation, Subject
 from kvxfer.evals.items import EvalSpec, Item, toy_items
 from kvxfer.evals.paired import paired_item
+from kvxfer.evals.specs import GenerationSpec
 from kvxfer.progress import progress
 from kvxfer.report.figures import COLOURS, CONTROL
 from kvxfer.report.markdown import table
@@ -32,37 +33,10 @@ MODES = ("greedy", "sampled")
 
 
 @dataclass(frozen=True)
-class Generation(Evaluation):
-    """``eval=generation``: ``new_tokens`` written freely after every prompt, greedily and in ``samples`` samples.
+class Generation(GenerationSpec, Evaluation):
+    """``eval=generation``: what it measures, and how that is told."""
 
-    Prompts are ``questions`` about each of so many toy ``stories``, or ``prefix`` tokens (none: half of corpus.length)
-    of so many ``rows`` of other text.
-    """
-
-    kind = "generation"
     heading = "Free decoding"
-
-    stories: int = 60
-    questions: int = 4
-    rows: int = 64
-    prefix: int | None = None
-    new_tokens: int = 16
-    samples: int = 3
-    temperature: float = 1.0
-    batch_size: int = 40
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for key, least in (("stories", 2), ("questions", 1), ("rows", 2), ("new_tokens", 1), ("batch_size", 1)):
-            if getattr(self, key) < least:
-                raise KvxferError(f"eval.{key}={getattr(self, key)} must be {least} or more")
-        for key in ("samples", "seed"):
-            if getattr(self, key) < 0:
-                raise KvxferError(f"eval.{key}={getattr(self, key)} must be 0 or more")
-        if not 0 < self.temperature < float("inf"):
-            raise KvxferError(f"eval.temperature={self.temperature} must be above 0 (greedy decoding is always there)")
-        if self.prefix is not None and self.prefix < 2:
-            raise KvxferError(f"eval.prefix={self.prefix} must be 2 tokens or more, or null")
 
     def measure(self, subject: Subject) -> dict[str, Any]:
         """Decode everything under every condition."""

@@ -4,58 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from jaxtyping import Int64
 from torch import Tensor
 
 from kvxfer.errors import KvxferError
+from kvxfer.evals.specs import EvalSpec
 from kvxfer.text.corpus import CorpusSpec, load_rows, toy_stories
 
-CONDITIONS = ("all", "mapped")
-
-
-@dataclass(frozen=True)
-class EvalSpec:
-    """The fields of the options of kind ``items``."""
-
-    kind: ClassVar[str] = "items"
-
-    name: str = "standard"
-    stories: int = 200
-    questions: int = 5
-    length: int | None = None
-    prefix: int | None = None
-    batch_size: int = 25
-    generate: bool = True
-    choices: int = 0
-    answer: int = 16
-    score_rest: bool = False
-    seed: int = 0
-    conditions: str = "all"
-
-    def __post_init__(self) -> None:
-        if self.conditions not in CONDITIONS:
-            raise KvxferError(f"eval.conditions={self.conditions!r} is neither 'all' nor 'mapped'")
-        if self.choices and self.choices < 2:
-            raise KvxferError(f"eval.choices={self.choices} must be 0 (no questions) or 2 or more continuations")
-        if self.answer < 1:
-            raise KvxferError(f"eval.answer={self.answer} must be 1 token or more")
-        for key, least in (("stories", 2), ("questions", 1), ("batch_size", 2), ("seed", 0)):
-            if getattr(self, key) < least:
-                raise KvxferError(f"eval.{key}={getattr(self, key)} must be {least} or more")
-        if self.length is not None and self.length < 8:
-            raise KvxferError(f"eval.length={self.length} must be 8 tokens or more, or null")
-        if self.prefix is not None and self.prefix < 2:
-            raise KvxferError(f"eval.prefix={self.prefix} must be 2 tokens or more, or null")
-
-    def identity(self) -> dict[str, Any]:
-        """What decides the numbers. All conditions were always scored and go unsaid, as do questions not asked."""
-        left_out = {"conditions"} if self.conditions == "all" else set()
-        left_out |= set() if self.choices else {"choices", "answer"}
-        left_out |= set() if self.choices and self.score_rest else {"score_rest"}
-        return {key: value for key, value in vars(self).items() if key not in left_out}
+__all__ = ["Batch", "EvalSpec", "Item", "batches", "choice_items", "donors_of", "text_items", "toy_items"]
 
 
 @dataclass(frozen=True)

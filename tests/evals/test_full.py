@@ -11,9 +11,11 @@ import pytest
 
 import kvxfer.experiment.stages.evaluate as stage
 from kvxfer.errors import KvxferError, NotApplicable
-from kvxfer.evals.full import FullSpec, decisive, missing, overall, without_items
+from kvxfer.evals.full import decisive, missing, overall, without_items
 from kvxfer.evals.items import EvalSpec
 from kvxfer.evals.perplexity import Perplexity
+from kvxfer.evals.specs import FullSpec
+from kvxfer.experiment.identity import identity
 from kvxfer.experiment.sweeps.measures import numbers
 from kvxfer.models.pair import load_pair
 from kvxfer.report.evaluations import find
@@ -237,4 +239,4 @@ def test_a_missing_key_is_named(done, key):
 
 
 def test_a_spec_knows_its_parts_alone():
-    assert FullSpec("full", ("standard",)).identity() == {"kind": "full", "parts": ["standard"]}
+    assert identity(FullSpec("full", ("standard",))) == {"parts": ["standard"]}

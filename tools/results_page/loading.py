@@ -89,7 +89,8 @@ def _option(asked: Json) -> str:
     """The overrides of ``eval`` that ask for the items of a baseline."""
     name = "mapped" if not asked.get("choices") else "mapped_choices" if asked.get("score_rest") else "choices"
     usual = {**vars(EvalSpec()), **_OPTIONS[name]}
-    changed = [f"eval.{key}={json.dumps(asked[key])}" for key in _SAID if asked.get(key, usual[key]) != usual[key]]
+    given = {key: asked[key] for key in _SAID if asked.get(key) is not None}
+    changed = [f"eval.{key}={json.dumps(value)}" for key, value in given.items() if value != usual[key]]
     return " ".join([f"eval={name}", *changed])
 
 

@@ -10,9 +10,9 @@ from kvxfer.evals.conditions import Prepared, given_conditions, own_conditions
 from kvxfer.evals.gates import run_gates
 from kvxfer.evals.items import Batch, batches, choice_items, text_items, toy_items
 from kvxfer.evals.records import Records, evaluate_items, held_back_question
+from kvxfer.experiment.identity import identity
 from kvxfer.experiment.runs import open_run
 from kvxfer.experiment.settings import EvaluateSettings
-from kvxfer.experiment.stages.describing import evaluated_corpus
 from kvxfer.files import read_json, write_json
 from kvxfer.maps.plan import Plan
 from kvxfer.models.pair import Pair
@@ -72,12 +72,11 @@ def ask(settings: EvaluateSettings, pair: Pair) -> Asked:
 
 def baseline_config(settings: EvaluateSettings, two_tables: bool) -> dict[str, Any]:
     """What decides the baselines; options' names do not."""
-    asked = {key: value for key, value in settings.items.identity().items() if key not in ("name", "conditions")}
     return {
         "pair": settings.pair_identity,
-        "corpus": evaluated_corpus(settings.corpus),
-        "eval": {**asked, "tables": 2 if two_tables else 1},
-        "plan": {"exact_first": settings.plan.exact_first, "hold_back": settings.plan.hold_back},
+        "corpus": settings.read(settings.corpus),
+        "eval": {**settings.asked(("name", "conditions")), "tables": 2 if two_tables else 1},
+        "plan": identity(settings.plan, ["name"]),
     }
 
 

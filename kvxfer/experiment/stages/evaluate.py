@@ -13,15 +13,16 @@ from rich.console import Console
 
 from kvxfer.evals.conditions import Controls, Prepared, mapped_conditions
 from kvxfer.evals.fit_check import FEWEST_TOKENS, check_fit
-from kvxfer.evals.full import FullSpec
-from kvxfer.evals.items import Batch, EvalSpec
+from kvxfer.evals.items import Batch
 from kvxfer.evals.records import Records, evaluate_items
+from kvxfer.evals.specs import EvalSpec, FullSpec
 from kvxfer.evals.statistics import summarise
+from kvxfer.experiment.identity import identity
 from kvxfer.experiment.loggers import RunLogger
 from kvxfer.experiment.runs import Run, environment, open_run
 from kvxfer.experiment.settings import EvaluateSettings
 from kvxfer.experiment.stages.baseline import Asked, Baselines, ask, find_baselines
-from kvxfer.experiment.stages.describing import describe_map, evaluated_corpus, evaluation_loggers
+from kvxfer.experiment.stages.describing import describe_map, evaluation_loggers
 from kvxfer.experiment.stages.finding import find_map
 from kvxfer.experiment.stages.fit import SELECTION
 from kvxfer.experiment.stages.full import full
@@ -65,9 +66,9 @@ def evaluate(settings: EvaluateSettings, show: bool = True, load: Load = load_pa
         return measure(settings, spec, directory, show, load)
     cache_map = CacheMap.load(directory)
     config = {
-        "plan": vars(settings.plan),
-        "eval": spec.identity(),
-        "corpus": evaluated_corpus(settings.corpus),
+        "plan": identity(settings.plan),
+        "eval": settings.asked(),
+        "corpus": settings.read(settings.corpus),
         "pair": settings.pair_identity,
     }
     with open_run(settings.outputs, "evaluate", config, {"train": cache_map.hash}, settings.force) as run:

@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from kvxfer.errors import KvxferError, NotApplicable
-from kvxfer.evals.full import OUTCOMES, FullSpec, decisive, measured, missing, overall
+from kvxfer.evals.full import OUTCOMES, decisive, measured, missing, overall
+from kvxfer.evals.specs import FullSpec
 from kvxfer.experiment.runs import Run, environment, open_run
 from kvxfer.experiment.settings import EvaluateSettings
 from kvxfer.experiment.stages.describing import evaluation_loggers
@@ -75,7 +76,7 @@ def full(
     together = overall(parts.found)
     cache_map = CacheMap.load(directory)
     gone = {p["name"]: [p["status"], p["reason"]] for p in parts.found if p["status"] != "measured"}
-    config = {"eval": {**spec.identity(), "missing": gone}, "pair": settings.pair_identity}
+    config = {"eval": {**settings.asked(), "missing": gone}, "pair": settings.pair_identity}
     inputs = {"train": cache_map.hash, **{name: folder.name for name, folder in parts.folders.items()}}
     # A part that is measured again keeps its id, and may say something else.
     inputs |= {f"{name}.sha256": file_sha256(folder / RESULTS) for name, folder in parts.folders.items()}

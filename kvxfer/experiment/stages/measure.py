@@ -11,10 +11,11 @@ from rich.console import Console
 from kvxfer.evals.evaluation import Evaluation, Subject
 from kvxfer.evals.kinds import KINDS
 from kvxfer.evals.latency.clocks import machine
+from kvxfer.experiment.identity import identity
 from kvxfer.experiment.loggers import RunLogger
 from kvxfer.experiment.runs import Run, environment, open_run
 from kvxfer.experiment.settings import EvaluateSettings
-from kvxfer.experiment.stages.describing import describe_map, evaluated_corpus, evaluation_loggers
+from kvxfer.experiment.stages.describing import describe_map, evaluation_loggers
 from kvxfer.experiment.stages.finding import find_reverse
 from kvxfer.files import read_json
 from kvxfer.handoff.transfer import Transfer
@@ -45,10 +46,10 @@ def measure(
     if (reverse := find_reverse(settings, spec)) is not None:
         inputs["reverse"] = CacheMap.load(reverse).hash
     config = {
-        "plan": vars(settings.plan),
-        "eval": spec.identity(),
-        "corpus": evaluated_corpus(settings.corpus),
-        "domains": [evaluated_corpus(each) for each in settings.domains],
+        "plan": identity(settings.plan),
+        "eval": settings.asked(),
+        "corpus": settings.read(settings.corpus),
+        "domains": [settings.read(each) for each in settings.domains],
         "pair": settings.pair_identity,
     }
     if spec.timed:
