@@ -73,7 +73,9 @@ def _evaluations(outputs: Path, wanted: Wanted) -> Iterator[tuple[Json, Json]]:
     members = None if wanted.group is None else _members(outputs, wanted.group)
     for record in sorted((outputs / "evaluate").glob(f"[!.]*/{RECORD}")):
         run = read_json(record)
-        identifier, option = run["run_id"], run["config"]["eval"].get("name")
+        if run["config"]["eval"].get("kind", "items") != "items":
+            continue  # it asks no items
+        identifier, option = run["run_id"], run["config"]["eval"]["name"]
         if wanted.eval not in (None, option, identifier) or (members is not None and identifier not in members):
             continue
         results = read_json(record.with_name("results.json"))
@@ -192,9 +194,10 @@ def _trained(train: Path, manifest: Json, fitted: Json) -> Json:
 
 def _calibrated(settings: Json, manifest: Json) -> Json:
     """What a calibration was told, beyond its text, that changes this map; nothing where that is the default."""
-    found = {key: settings[key] for key, usual in (("layers", "all"), ("stride", 1)) if settings[key] != usual}
-    if "keep_layers" in settings:
-        found["keep_layers"], rows, _ = settings["keep_layers"]
+    found = {key: settings[key] for key, usual in (("layers", None), ("stride", 1)) if settings[key] != usual}
+    if settings["keep_layers"] is not None:
+        rows = settings["selection_rows"]
+        found |= {"keep_layers": settings["keep_layers"]}
         found |= {"selection_rows": rows} if rows != USUAL["selection_rows"] else {}
     if "weights" in manifest and manifest["weights"]["clip"] != USUAL["weight_clip"]:
         found["weight_clip"] = manifest["weights"]["clip"]

@@ -11,6 +11,7 @@ from kvxfer.errors import KvxferError
 from kvxfer.evals.evaluation import Evaluation, Subject
 from kvxfer.evals.fit_check import recorded_r2
 from kvxfer.evals.inside_target import Diagnosis, Predictions, Ratios
+from kvxfer.evals.specs import DiagnosticsSpec
 from kvxfer.evals.statistics import paired_difference
 from kvxfer.maps.blocks import KINDS
 from kvxfer.progress import progress
@@ -18,27 +19,8 @@ from kvxfer.text.corpus import CorpusSpec, load_rows
 
 
 @dataclass(frozen=True)
-class Diagnostics(Evaluation):
-    """``eval=diagnostics``: rows of ``prefix`` mapped tokens and the ``scored`` tokens after them.
-
-    ``prefix`` is in tokens; None means the length of the rows that the map was calibrated on. A forward pass holds as
-    many rows as ``batch_tokens`` tokens make up, and one at least.
-    """
-
-    kind = "diagnostics"
-    version = 2
-
-    prefix: int | None = None
-    scored: int = 64
-    rows: int = 32
-    domains: tuple[str, ...] = ()
-    batch_tokens: int = 4096
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        self.at_least(scored=1, rows=2, batch_tokens=1, seed=0)
-        if self.prefix is not None and self.prefix < 2:
-            raise KvxferError(f"eval.prefix={self.prefix} must be 2 tokens or more, or null")
+class Diagnostics(DiagnosticsSpec, Evaluation):
+    """``eval=diagnostics``: what it measures."""
 
     def measure(self, subject: Subject) -> dict[str, Any]:
         """Every domain's diagnostics, and what they are of (``asked``), by which those of other maps are like them."""
@@ -56,8 +38,8 @@ class Diagnostics(Evaluation):
         own = domains[0]
         # By content: other seeds, paths and subsets of a corpus have its name too.
         text = {"text": own["domain"], "sha256": own["sha256"]}
-        asked = {**self.identity(), "prefix": prefix, **text, "plan": [first, prefix - stop]}
-        del asked["domains"], asked["batch_tokens"]
+        asked: dict[str, Any] = {"version": self.version, "scored": self.scored, "rows": self.rows, "seed": self.seed}
+        asked |= {"prefix": prefix, **text, "plan": [first, prefix - stop]}
         recorded = {f"{kind}.{layer}": value for (layer, kind), value in recorded_r2(subject.directory).items()}
         return {"asked": asked, "domains": domains, "recorded_r2": recorded}
 

@@ -1,19 +1,19 @@
 """One evaluation of a map: what it is set to, and what it measures.
 
-An evaluation is one small dataclass in a file of its own. Its fields are the keys of its options (``configs/eval``);
-``measure`` gives plain JSON. All that a reader sees is made from that JSON alone, in ``kvxfer.report``, so that reports
-of finished runs can be made again and set side by side.
+An evaluation is one small class in a file of its own, on top of its settings (``specs``). ``measure`` gives plain
+JSON. All that a reader sees is made from that JSON alone, in ``kvxfer.report``, so that reports of finished runs can be
+made again and set side by side.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from kvxfer.errors import KvxferError
+from kvxfer.evals.specs import EvaluationSpec
 from kvxfer.handoff.transfer import Transfer
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import CacheMap
@@ -24,12 +24,15 @@ from kvxfer.text.corpus import CorpusSpec
 Data = Mapping[str, Any]
 
 
-Shared = Callable[[str, Mapping[str, Any], Callable[[], dict[str, Any]]], dict[str, Any]]
-"""Gives a result that does not depend on the map: its name, all that decides it beside pair and text as plain JSON, and
-a function that finds it. What was found under that name for these is not found again."""
+Shared = Callable[[str, Collection[str], Mapping[str, Any], Callable[[], dict[str, Any]]], dict[str, Any]]
+"""Gives a result that does not depend on the map: its name, the evaluation's fields that do not decide it, what else
+does beside pair, text and plan as plain JSON, and a function that finds it. What was found under that name for these is
+not found again."""
 
 
-def calculate(name: str, asked: Mapping[str, Any], find: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def calculate(
+    name: str, unread: Collection[str], asked: Mapping[str, Any], find: Callable[[], dict[str, Any]]
+) -> dict[str, Any]:
     """A ``Shared`` that remembers nothing."""
     return find()
 
@@ -78,29 +81,8 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Evaluation(ABC):
-    """The base of every evaluation.
-
-    ``kind`` is its name in ``kvxfer.evals.kinds``; ``version`` is raised whenever its numbers may change. One that is
-    ``timed`` asks another question on another machine.
-    """
-
-    kind: ClassVar[str]
-    version: ClassVar[int] = 1
-    timed: ClassVar[bool] = False
-
-    name: str
-
-    def at_least(self, **least: int) -> None:
-        """Refuse a field below the least that it may be; None is allowed where a field may be it."""
-        for key, lowest in least.items():
-            if (value := getattr(self, key)) is not None and value < lowest:
-                raise KvxferError(f"eval.{key}={value} must be {lowest} or more")
-
-    def identity(self) -> dict[str, Any]:
-        """What decides the numbers, as plain JSON types; the option's name does not."""
-        fields = {key: list(value) if isinstance(value, tuple) else value for key, value in vars(self).items()}
-        return {"kind": self.kind, "version": self.version, **{k: v for k, v in fields.items() if k != "name"}}
+class Evaluation(EvaluationSpec, ABC):
+    """The base of every evaluation."""
 
     def needs_reverse(self, reverse: bool) -> bool:
         """Whether the map of the other direction is needed too; ``reverse`` is the run's ``pair.reverse``."""

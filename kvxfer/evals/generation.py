@@ -11,6 +11,7 @@ from kvxfer.evals.decoding import Decoded, Decoder
 from kvxfer.evals.divergence import summarise_decoding
 from kvxfer.evals.evaluation import Evaluation, Subject
 from kvxfer.evals.items import Item, toy_items
+from kvxfer.evals.specs import GenerationSpec
 from kvxfer.progress import progress
 from kvxfer.text.corpus import load_rows
 
@@ -18,31 +19,8 @@ EXAMPLES = 3
 
 
 @dataclass(frozen=True)
-class Generation(Evaluation):
-    """``eval=generation``: ``new_tokens`` written freely after every prompt, greedily and in ``samples`` samples.
-
-    Prompts are ``questions`` about each of so many toy ``stories``, or ``prefix`` tokens (none: half of corpus.length)
-    of so many ``rows`` of other text.
-    """
-
-    kind = "generation"
-
-    stories: int = 60
-    questions: int = 4
-    rows: int = 64
-    prefix: int | None = None
-    new_tokens: int = 16
-    samples: int = 3
-    temperature: float = 1.0
-    batch_size: int = 40
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        self.at_least(stories=2, questions=1, rows=2, new_tokens=1, batch_size=1, samples=0, seed=0)
-        if not 0 < self.temperature < float("inf"):
-            raise KvxferError(f"eval.temperature={self.temperature} must be above 0 (greedy decoding is always there)")
-        if self.prefix is not None and self.prefix < 2:
-            raise KvxferError(f"eval.prefix={self.prefix} must be 2 tokens or more, or null")
+class Generation(GenerationSpec, Evaluation):
+    """``eval=generation``: what it measures."""
 
     def measure(self, subject: Subject) -> dict[str, Any]:
         """Decode everything under every condition."""

@@ -9,44 +9,16 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from kvxfer.errors import KvxferError
 from kvxfer.evals.evaluation import Evaluation, Subject
+from kvxfer.evals.specs import DOWN, LARGE, PATTERNS, SMALL, UP, MultiturnSpec
 from kvxfer.evals.statistics import paired_difference, summarise
-from kvxfer.evals.turns import DOWN, LARGE, PATTERNS, SMALL, UP, Handed, Stage, play, text_talks, toy_talks
+from kvxfer.evals.turns import Handed, Stage, play, text_talks, toy_talks
 from kvxfer.progress import progress
 
 
 @dataclass(frozen=True)
-class Multiturn(Evaluation):
-    """``eval=multiturn``: at every turn the drift of the answering model from its own prefill, by pattern.
-
-    ``stories`` are conversations of the toy world, ``rows`` those of other text; a turn has ``segment`` tokens of
-    either. ``reverse_map`` is the map of the other direction (a run or its directory; none: the one that the run's
-    settings give).
-    """
-
-    kind = "multiturn"
-
-    turns: int = 6
-    stories: int = 100
-    rows: int = 32
-    segment: int = 16
-    patterns: tuple[str, ...] = tuple(PATTERNS)
-    max_hops: int | None = None
-    reverse_map: str | None = None
-    batch_size: int = 25
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        self.at_least(turns=2, stories=2, rows=2, segment=2, batch_size=1, seed=0)
-        if self.max_hops is not None and self.max_hops < 0:
-            raise KvxferError(f"eval.max_hops={self.max_hops} must be 0 or more, or null for no limit")
-        if not self.patterns or not set(self.patterns) <= set(PATTERNS):
-            raise KvxferError(f"eval.patterns={list(self.patterns)}: name one or more of {', '.join(PATTERNS)}")
-
-    def identity(self) -> dict[str, Any]:
-        """What decides the numbers; the map of the other direction is an input of the run instead."""
-        return {key: value for key, value in super().identity().items() if key != "reverse_map"}
+class Multiturn(MultiturnSpec, Evaluation):
+    """``eval=multiturn``: what it measures."""
 
     def needs_reverse(self, reverse: bool) -> bool:
         """Whether a pattern hands over in the other direction than the run's own."""

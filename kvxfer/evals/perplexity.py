@@ -15,6 +15,7 @@ from kvxfer.evals.items import Batch, Item
 from kvxfer.evals.lengths import compared
 from kvxfer.evals.prefixes import Ends, same_ends
 from kvxfer.evals.records import evaluate_items
+from kvxfer.evals.specs import PerplexitySpec
 from kvxfer.evals.statistics import summarise
 from kvxfer.progress import progress
 from kvxfer.text import toy
@@ -25,30 +26,8 @@ FEWEST_ROWS = 8
 
 
 @dataclass(frozen=True)
-class Perplexity(Evaluation):
-    """``eval=perplexity``: the same last ``scored`` tokens of each row after prefixes of several lengths.
-
-    ``prefixes`` are in tokens; none means the length of the rows that the map was calibrated on, half of it, and eight
-    times it, as far as models and texts allow. A forward pass holds as many rows as ``batch_tokens`` tokens make up,
-    and one at least, so that memory does not grow with the prefix.
-    """
-
-    kind = "perplexity"
-    version = 2  # 1: first; 2: the same scored tokens at every length; raw copy; lengths from the map's calibration
-
-    prefixes: tuple[int, ...] = ()
-    scored: int = 64
-    rows: int = 64
-    domains: tuple[str, ...] = ()
-    batch_tokens: int = 8192
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        self.at_least(scored=1, rows=2, batch_tokens=1, seed=0)
-        if any(prefix < 2 for prefix in self.prefixes):
-            raise KvxferError(f"eval.prefixes={list(self.prefixes)} must all be 2 tokens or more")
-        if len(set(self.prefixes)) < len(self.prefixes):
-            raise KvxferError(f"eval.prefixes={list(self.prefixes)} names a length twice")
+class Perplexity(PerplexitySpec, Evaluation):
+    """``eval=perplexity``: what it measures."""
 
     def measure(self, subject: Subject) -> dict[str, Any]:
         """Conditions and tests for every domain and prefix length, and what each length changes."""

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from kvxfer.errors import KvxferError
 from kvxfer.evals.conditions import Controls, Prepared, given_conditions, mapped_conditions, own_conditions
 from kvxfer.evals.evaluation import Evaluation, Subject
 from kvxfer.evals.fit_check import FEWEST_TOKENS, check_fit
 from kvxfer.evals.gates import run_gates
 from kvxfer.evals.items import Batch, batches, choice_items, text_items, toy_items
 from kvxfer.evals.records import Records, evaluate_items
+from kvxfer.evals.specs import QuestionsSpec
 from kvxfer.evals.statistics import summarise
 from kvxfer.files import read_json
 from kvxfer.handoff.transfer import Transfer
@@ -26,8 +26,6 @@ from kvxfer.models.ancestry import find_ancestry
 from kvxfer.models.pair import Pair
 from kvxfer.progress import progress
 from kvxfer.text.corpus import load_rows
-
-CONDITIONS = ("all", "mapped")
 
 CHECKED_TOKENS = 2048
 """Of the prompts, so many tokens tell R² to far less than what the check of the fit tolerates."""
@@ -57,47 +55,8 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Questions(Evaluation):
-    """``eval=standard`` (all conditions), ``mapped`` (those of the mapped cache and its baselines) and ``choices``.
-
-    Of the toy world ``questions`` about each of so many ``stories``; of text the rest of every row after ``prefix``
-    tokens, or with ``choices`` which of so many continuations of ``answer`` tokens follows.
-    """
-
-    kind = "items"
-
-    name: str = "standard"
-    stories: int = 200
-    questions: int = 5
-    length: int | None = None
-    prefix: int | None = None
-    batch_size: int = 25
-    generate: bool = True
-    choices: int = 0
-    answer: int = 16
-    score_rest: bool = False
-    seed: int = 0
-    conditions: str = "all"
-
-    def __post_init__(self) -> None:
-        if self.conditions not in CONDITIONS:
-            raise KvxferError(f"eval.conditions={self.conditions!r} is neither 'all' nor 'mapped'")
-        if self.choices and self.choices < 2:
-            raise KvxferError(f"eval.choices={self.choices} must be 0 (no questions) or 2 or more continuations")
-        if self.answer < 1:
-            raise KvxferError(f"eval.answer={self.answer} must be 1 token or more")
-        self.at_least(stories=2, questions=1, batch_size=2, seed=0)
-        if self.length is not None and self.length < 8:
-            raise KvxferError(f"eval.length={self.length} must be 8 tokens or more, or null")
-        if self.prefix is not None and self.prefix < 2:
-            raise KvxferError(f"eval.prefix={self.prefix} must be 2 tokens or more, or null")
-
-    def identity(self) -> dict[str, Any]:
-        """What decides the numbers. All conditions were always scored and go unsaid, as do questions not asked."""
-        left_out = {"conditions"} if self.conditions == "all" else set()
-        left_out |= set() if self.choices else {"choices", "answer"}
-        left_out |= set() if self.choices and self.score_rest else {"score_rest"}
-        return {key: value for key, value in vars(self).items() if key not in left_out}
+class Questions(QuestionsSpec, Evaluation):
+    """Every item under every condition that is asked for."""
 
     def measure(self, subject: Subject) -> dict[str, Any]:
         """Every item under every condition; what does not depend on the map is shared with other maps.
@@ -107,13 +66,10 @@ class Questions(Evaluation):
         """
         asked = self.ask(subject)
         plan = subject.plan
-        about = {key: value for key, value in self.identity().items() if key not in ("name", "conditions")}
         baseline = subject.shared(
             "baseline",
-            {
-                "eval": {**about, "tables": 2 if asked.two_tables else 1},
-                "plan": {"exact_first": plan.exact_first, "hold_back": plan.hold_back},
-            },
+            ("conditions",),
+            {"tables": 2 if asked.two_tables else 1},
             lambda: _baseline(subject.pair, plan, asked),
         )
         random, second, tables = self._random(subject), baseline["story_only"], {}

@@ -17,7 +17,8 @@ import kvxfer
 from kvxfer.evals import kinds
 from kvxfer.evals.items import Item, choice_items, text_items, toy_items
 from kvxfer.text import corpus
-from kvxfer.text.corpus import KINDS, SPLITS, CorpusSpec, load_rows, split_of
+from kvxfer.text.corpus import SPLITS, CorpusSpec, load_rows, split_of
+from kvxfer.text.spec import KINDS
 from kvxfer.text.toy import KINDS as TOY_KINDS
 from kvxfer.toy import conversation, world
 from kvxfer.toy.tokenizer import build_tokenizer
@@ -173,9 +174,8 @@ def test_what_is_trained_on_was_neither_fitted_on_nor_is_it_read_for_anything_el
 
 
 def test_the_toy_models_never_saw_a_story_of_the_last_draw() -> None:
-    last = corpus._TOY_DRAWS - 1
+    last = corpus.TOY_DRAWS - 1
     spec = CorpusSpec("toy", "toy", 64, seed=last)
-    spec.validate()
     seeds = [
         int(keys[0].removeprefix("toy/"))
         for split in SPLITS

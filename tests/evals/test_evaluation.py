@@ -141,11 +141,6 @@ def test_the_mapped_cache_alone_scores_the_same(done, overrides):
     assert terminal(alone).row_count == len(CONDITIONS) - 3
 
 
-def test_conditions_go_unsaid_in_the_id_of_a_full_evaluation(done):
-    _, results = done
-    assert "conditions" not in results["provenance"]["config"]["eval"]
-
-
 def test_unknown_conditions_are_refused(overrides, tmp_path):
     with pytest.raises(KvxferError, match=r"eval\.conditions='some' is neither 'all' nor 'mapped'"):
         run("evaluate", tmp_path, *overrides, "eval.conditions=some")

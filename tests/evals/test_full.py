@@ -11,9 +11,10 @@ import pytest
 
 import kvxfer.experiment.stages.evaluate as stage
 from kvxfer.errors import KvxferError, NotApplicable
-from kvxfer.evals.full import FullSpec
 from kvxfer.evals.perplexity import Perplexity
 from kvxfer.evals.questions import Questions
+from kvxfer.evals.specs import FullSpec
+from kvxfer.experiment.identity import identity
 from kvxfer.experiment.sweeps.measures import numbers
 from kvxfer.models.pair import load_pair
 from kvxfer.report.evaluated import find
@@ -245,4 +246,4 @@ def test_a_missing_key_is_named(done, key):
 
 
 def test_a_spec_knows_its_parts_alone():
-    assert FullSpec("full", ("standard",)).identity() == {"kind": "full", "parts": ["standard"]}
+    assert identity(FullSpec("full", ("standard",))) == {"parts": ["standard"]}

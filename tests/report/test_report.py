@@ -166,7 +166,7 @@ def test_a_comparison_names_the_best_and_shows_the_shared_baselines_once():
     assert overview.count("| Source alone (baseline) |") == 1
     assert "| **previous** (best) |" in overview
     assert "corrected for 3 tries (Bonferroni)" in first
-    assert "Worth it: the best of 3 designs, previous, beats the source" in overview
+    assert "Worth it: the best of 3 designs, previous, beats the source" in first
     assert not re.search(r"\d\.\d{5,}", report)
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from kvxfer.errors import KvxferError
 from kvxfer.evals.statistics import paired_difference
+from kvxfer.experiment.identity import identity
 from kvxfer.fitting.trained.specs import MLP, Corrected, Residual, Trained, TrainerSpec
 from kvxfer.report.numbers import p_value, points
 from kvxfer.report.wording import condition_name
@@ -49,7 +50,7 @@ def make_trained(
     }
     return {
         **one,
-        "trainer": TrainerSpec(**trainer, seed=seed).identity(),
+        "trainer": identity(TrainerSpec(**trainer, seed=seed)),
         "training": {**training, "held_out": {"base": base, "trained": measured}},
         "base": {"run": "t000", "sha256": BASE},
     }

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 
@@ -16,63 +14,18 @@ from kvxfer.evals.latency.clocks import Stopwatch, forget_file, machine, peak_ba
 from kvxfer.evals.latency.costs import Rates, break_even, compare, map_work, prefill_work, savings, spread
 from kvxfer.evals.latency.rounds import Clocked, clock
 from kvxfer.evals.latency.vllm import figures_for
-from kvxfer.files import file_sha256
+from kvxfer.evals.specs import LatencySpec
 from kvxfer.handoff.transfer import STEPS, Transfer
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import MANIFEST, TENSORS, CacheMap
 from kvxfer.progress import progress
 
 LOADS = 3
-FEWEST = 6  # rounds: fewer give no 95 % interval of a median
 
 
 @dataclass(frozen=True)
-class Latency(Evaluation):
-    """``eval=latency``: prompts of ``lengths`` tokens in batches of each of ``batch_sizes``, ``repeats`` rounds each.
-
-    A round is the source's prefill, the handoff with a clock after every step, the handoff as a whole, and the target's
-    own prefill to its first token: what is compared is measured side by side. ``acceptance``, ``handoffs``,
-    ``handoffs_per_fit``, ``shadow_rate`` and ``bandwidth`` (GB/s, None: one device) are the formula's; ``fit_seconds``
-    replaces what the map's runs recorded, and ``vllm`` names a file of ``benchmarks/vllm_prefill.py``.
-    """
-
-    kind = "latency"
-    timed: ClassVar[bool] = True
-
-    lengths: tuple[int, ...] = (128, 256, 512, 1024)
-    batch_sizes: tuple[int, ...] = (1,)
-    repeats: int = 10
-    warmup: int = 2
-    acceptance: tuple[float, ...] = (1.0, 0.9, 0.7)
-    handoffs: int = 1000
-    handoffs_per_fit: int = 1000000
-    shadow_rate: float = 0.0
-    bandwidth: float | None = None
-    fit_seconds: float | None = None
-    vllm: str | None = None
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for key, least in (("lengths", 2), ("batch_sizes", 1), ("acceptance", 0)):
-            values = getattr(self, key)
-            if not values or any(value < least for value in values):
-                raise KvxferError(f"eval.{key}={list(values)} must hold one number or more, each {least} or more")
-        if any(not 0 < share <= 1 for share in self.acceptance):
-            raise KvxferError(f"eval.acceptance={list(self.acceptance)} must be shares above 0 and up to 1")
-        self.at_least(repeats=FEWEST, warmup=0, handoffs=1, handoffs_per_fit=1)
-        if not 0 <= self.shadow_rate < 1:
-            raise KvxferError(f"eval.shadow_rate={self.shadow_rate} must be a share from 0 to below 1")
-        for key in ("bandwidth", "fit_seconds"):
-            value = getattr(self, key)
-            if value is not None and not 0 < value < math.inf:
-                raise KvxferError(f"eval.{key}={value} must be above 0 and finite, or null")
-
-    def identity(self) -> dict[str, Any]:
-        """As of any evaluation, with the content of the vLLM file in place of its name."""
-        found = super().identity()
-        if self.vllm is not None:
-            found["vllm"] = file_sha256(Path(self.vllm)) if Path(self.vllm).is_file() else self.vllm
-        return found
+class Latency(LatencySpec, Evaluation):
+    """``eval=latency``: what it measures."""
 
     def measure(self, subject: Subject) -> dict[str, Any]:
         """Times of every length and batch, the map's loading, the machine's peaks, and what follows from them."""
@@ -103,7 +56,7 @@ class Latency(Evaluation):
             "models": {"source": pair.source.name, "target": target.name},
             "random": bool(subject.cache_map.manifest.get("random", False)),
             "scaled": _scaled(subject),
-            "settings": {**self.identity(), "plan": vars(subject.plan)},
+            "settings": {**asdict(self), "plan": vars(subject.plan)},
             "load": {**spread(load), "bytes": subject.cache_map.bytes * more["target"]},
             "fit_seconds": self.fit_seconds or subject.fit_seconds,
             "points": points,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
@@ -12,12 +12,12 @@ from typing import Any
 from rich.console import Console
 
 from kvxfer.evals.evaluation import Evaluation, Subject
-from kvxfer.evals.full import FullSpec
 from kvxfer.evals.latency.clocks import machine
+from kvxfer.evals.specs import FullSpec
 from kvxfer.experiment.loggers import RunLogger
 from kvxfer.experiment.runs import Run, environment, open_run, run_seconds
 from kvxfer.experiment.settings import EvaluateSettings
-from kvxfer.experiment.stages.describing import describe_map, evaluated_corpus, evaluation_loggers
+from kvxfer.experiment.stages.describing import describe_map, evaluation_loggers
 from kvxfer.experiment.stages.finding import find_map, find_reverse
 from kvxfer.experiment.stages.full import full
 from kvxfer.experiment.stages.random_map import refuse_random
@@ -53,10 +53,12 @@ class SharedRuns:
     settings: EvaluateSettings
     used: dict[str, str] = field(default_factory=dict)
 
-    def __call__(self, name: str, asked: Mapping[str, Any], find: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    def __call__(
+        self, name: str, unread: Collection[str], asked: Mapping[str, Any], find: Callable[[], dict[str, Any]]
+    ) -> dict[str, Any]:
         """A run of the stage ``name``, made now if it is missing; what fails while it is made leaves none."""
-        pair, corpus = self.settings.pair_identity, evaluated_corpus(self.settings.corpus)
-        with open_run(self.settings.outputs, name, {"pair": pair, "corpus": corpus, **asked}, {}) as run:
+        config = {**self.settings.question(unread), **asked}
+        with open_run(self.settings.outputs, name, config, {}) as run:
             if run.done:
                 log.info("%ss %s are there already", name, run.id)
             else:
@@ -104,13 +106,7 @@ def evaluate(settings: EvaluateSettings, show: bool = True, load: Load = load_pa
 
 def _config(scene: Scene) -> dict[str, Any]:
     settings = scene.settings
-    config = {
-        "plan": vars(settings.plan),
-        "eval": scene.spec.identity(),
-        "corpus": evaluated_corpus(settings.corpus),
-        "domains": [evaluated_corpus(each) for each in settings.domains],
-        "pair": settings.pair_identity,
-    }
+    config = {**settings.question(), "domains": [settings.read(each) for each in settings.domains]}
     if scene.spec.timed:
         config["machine"] = machine(resolve_device(settings.pair.device))
     return config

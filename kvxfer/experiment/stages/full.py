@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from kvxfer.errors import KvxferError, NotApplicable
-from kvxfer.evals.full import FullSpec
+from kvxfer.evals.specs import FullSpec
 from kvxfer.experiment.runs import Run, environment, open_run
 from kvxfer.experiment.settings import EvaluateSettings
 from kvxfer.experiment.stages.describing import evaluation_loggers
@@ -74,7 +74,7 @@ def full(
     together = overall(parts.found)
     cache_map = CacheMap.load(directory)
     gone = {p["name"]: [p["status"], p["reason"]] for p in parts.found if p["status"] != "measured"}
-    config = {"eval": {**spec.identity(), "missing": gone}, "pair": settings.pair_identity}
+    config = {"eval": {**settings.asked(), "missing": gone}, "pair": settings.pair_identity}
     inputs = {"train": cache_map.hash, **{name: folder.name for name, folder in parts.folders.items()}}
     # A part that is measured again keeps its id, and may say something else.
     inputs |= {f"{name}.sha256": file_sha256(folder / RESULTS) for name, folder in parts.folders.items()}

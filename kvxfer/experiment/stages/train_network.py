@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NoReturn
 
 from kvxfer.errors import KvxferError
+from kvxfer.experiment.identity import identity
 from kvxfer.experiment.loggers import FileLogger, RunLogger, open_loggers
 from kvxfer.experiment.runs import Run, open_run, run_id, work_directory
 from kvxfer.experiment.settings import TrainSettings, label
@@ -130,9 +131,7 @@ def _checked(settings: TrainSettings, directory: Path) -> Base:
 
 def _question(settings: TrainSettings, base: Base) -> Question:
     manifest = base.map.manifest
-    corpus = settings.corpus.identity()
-    rows = {split: count for split, count in corpus["rows"].items() if split != "evaluation"}
-    corpus["rows"] = {**rows, TRAINING: settings.corpus.rows.of(TRAINING)}
+    corpus = identity(settings.corpus, ["rows.evaluation"])
     inputs = {"train": base.map.hash}
     if (calibration := manifest.get("calibration")) is not None:
         inputs["calibrate"] = calibration

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from kvxfer.evals.benchmarks import tasks as harness_tasks
 from kvxfer.evals.benchmarks.benchmarks import Benchmarks
 from kvxfer.evals.benchmarks.toy_tasks import write_toy_tasks
 from kvxfer.evals.evaluation import Subject
+from kvxfer.experiment.identity import identity
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.plan import Plan
 from kvxfer.models.pair import Pair
@@ -123,9 +125,9 @@ def test_the_advice_is_about_what_went_wrong(folder, name, said):
 
 
 def test_without_the_harness_one_line_says_how_to_install_it(monkeypatch):
-    monkeypatch.setattr(harness_tasks.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(KvxferError, match=r'pip install "kvxfer\[eval\]"'):
-        Benchmarks("lm_eval").identity()
+        identity(Benchmarks("lm_eval"))
 
 
 def test_toy_words_that_a_tokenizer_cuts_are_refused(tmp_path):

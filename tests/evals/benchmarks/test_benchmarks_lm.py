@@ -21,7 +21,9 @@ from kvxfer.evals.benchmarks.toy_tasks import TOY_TASKS, write_toy_tasks
 from kvxfer.evals.conditions import Prepared
 from kvxfer.evals.items import toy_items
 from kvxfer.evals.scoring import score
+from kvxfer.evals.specs import harness_version
 from kvxfer.evals.statistics import holm, summarise_scores
+from kvxfer.experiment.identity import identity
 from kvxfer.report.full import measured
 from kvxfer.report.kinds import REPORTS
 from kvxfer.report.rendering import render
@@ -102,7 +104,7 @@ def test_the_report_is_made_from_the_json_alone_and_says_how_it_was_asked(toy):
     results = results_of(toy)
     report = (toy / "report.md").read_text()
     assert report == render(results)
-    assert f"lm-evaluation-harness {harness_tasks.harness_version()}, the first 8 samples of every task" in report
+    assert f"lm-evaluation-harness {harness_version()}, the first 8 samples of every task" in report
     assert (toy / "figures" / "lm_eval_benchmarks.png").is_file()
     logged = REPORTS["lm_eval"].metrics(results["data"])
     assert logged["toy_choices/mapped/score"] == results["data"]["benchmarks"][0]["conditions"]["mapped"]["accuracy"]
@@ -165,16 +167,16 @@ def test_a_group_counts_every_sample_and_keeps_what_its_tasks_scored(own):
 
 
 def test_own_tasks_are_known_by_their_content(own_tasks, tmp_path):
-    def identity() -> dict[str, Any]:
-        return Benchmarks("lm_eval", tasks=("own_one",), include_path=str(own_tasks)).identity()
+    def known() -> dict[str, Any]:
+        return identity(Benchmarks("lm_eval", tasks=("own_one",), include_path=str(own_tasks)))
 
-    before = identity()
+    before = known()
     assert str(own_tasks) not in str(before)
-    assert before["harness"] == harness_tasks.harness_version()
+    assert before["tasks"]["harness"] == harness_version()
     file = own_tasks / "data.jsonl"
     kept = file.read_text()
     file.write_text(kept + "\n")
-    assert identity() != before
+    assert known() != before
     file.write_text(kept)
 
 

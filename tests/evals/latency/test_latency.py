@@ -17,6 +17,7 @@ from kvxfer.evals.latency.clocks import Stopwatch, peak_bandwidth, peak_flops
 from kvxfer.evals.latency.costs import GROUPS, Rates, Work, break_even, compare, prefill_work, savings
 from kvxfer.evals.latency.latency import Latency
 from kvxfer.evals.latency.rounds import clock
+from kvxfer.experiment.identity import identity
 from kvxfer.experiment.runs import run_id
 from kvxfer.fitting.random_maps import random_map
 from kvxfer.handoff.transfer import STEPS, Transfer
@@ -280,11 +281,11 @@ def test_a_prompt_longer_than_a_model_or_shorter_than_the_hold_back_is_refused(d
 def test_the_vllm_file_is_known_by_its_content(tmp_path):
     file = tmp_path / "vllm.json"
     file.write_text("{}")
-    first = Latency("latency", vllm=str(file)).identity()["vllm"]
+    first = identity(Latency("latency", vllm=str(file)))["vllm"]
     moved = file.rename(tmp_path / "moved.json")
-    assert Latency("latency", vllm=str(moved)).identity()["vllm"] == first
+    assert identity(Latency("latency", vllm=str(moved)))["vllm"] == first
     moved.write_text("{ }")
-    assert Latency("latency", vllm=str(moved)).identity()["vllm"] != first
+    assert identity(Latency("latency", vllm=str(moved)))["vllm"] != first
 
 
 def test_a_vllm_figure_stands_beside_the_target_s_own_prefill(done, data, tiny_pair, tiny_folders, tmp_path):

@@ -14,7 +14,7 @@ from kvxfer.errors import KvxferError
 from kvxfer.files import read_json
 from kvxfer.fitting.closed import Auto, Fit, HeadLocal, Ridge, Splits
 from kvxfer.fitting.closed.attention import map_scores
-from kvxfer.fitting.closed.penalties import Isotropic
+from kvxfer.fitting.dials import Isotropic
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import MANIFEST, CacheMap
 from kvxfer.maps.blocks import DESIGNS, KINDS

