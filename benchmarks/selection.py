@@ -29,7 +29,8 @@ from kvxfer.fitting.closed.design import Design
 from kvxfer.fitting.closed.engine import Engine
 from kvxfer.fitting.dials import Isotropic
 from kvxfer.maps.blocks import DESIGNS, KINDS, Block, Output
-from kvxfer.moments.moments import Layout, Moments
+from kvxfer.moments.layout import Layout
+from kvxfer.moments.moments import Moments
 
 SAME = DESIGNS["same"]
 HEADS, K, POOL = 4, 4, 8

@@ -13,7 +13,7 @@ from kvxfer.experiment.settings import CalibrateSettings
 from kvxfer.models.hf import LoadedModel
 from kvxfer.models.kv import KV, LayerTensors
 from kvxfer.models.pair import PairSpec
-from kvxfer.moments.calibration import CALIBRATION_SPLITS, CalibrationSpec
+from kvxfer.moments.spec import CALIBRATION_SPLITS, CalibrationSpec
 from kvxfer.text.corpus import CorpusSpec, RowCounts
 
 ROWS = RowCounts(fit=10, validation=5, held_out=3, evaluation=1)

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from kvxfer.fitting.closed import Splits
 from kvxfer.maps.blocks import KINDS, Block, Features, Output
-from kvxfer.moments.moments import Layout, Moments
+from kvxfer.moments.layout import Layout
+from kvxfer.moments.moments import Moments
 from kvxfer.moments.probe import Probe
 from kvxfer.moments.query_metric import Metric, Metrics
 from kvxfer.moments.random_file import draw_random
@@ -119,7 +120,7 @@ def make_splits(samples: Samples, weights: Tensor | None = None) -> Splits:
             own = torch.ones(len(part.x)) if weights is None else weights[layer, start:stop]
             weighted[split][layer] = part.moments(weights=own)
     probe = make_probe(samples.part(*bounds[1]))
-    return Splits(fit, validation, held_out, make_metrics(samples.layout), probe, weighted)
+    return Splits(fit, validation, held_out, make_metrics(samples.layout), probe, lambda split, n: weighted[split][n])
 
 
 def make_probe(samples: Samples, exact: int = 1, seed: int = 7) -> Probe:

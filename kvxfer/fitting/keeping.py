@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -14,10 +13,11 @@ from kvxfer.fitting.closed.engine import Engine
 from kvxfer.fitting.closed.selection import best, single_layer_scores
 from kvxfer.maps.blocks import DESIGNS
 from kvxfer.models.pair import Pair
-from kvxfer.moments.calibration import SELECTION_SPLITS, CalibrationSpec, Extractor, finite_rows
+from kvxfer.moments.calibration import Extractor, finite_rows
 from kvxfer.moments.layout import Layout
 from kvxfer.moments.moments import Moments
 from kvxfer.moments.schedule import first_pass
+from kvxfer.moments.spec import SELECTION_SPLITS, CalibrationSpec
 from kvxfer.text.corpus import Rows
 
 _DESIGN = DESIGNS["both"]
@@ -29,22 +29,13 @@ class Kept:
 
     Attributes:
         candidates: the source layers that were scored.
-        scores: for every target layer, each candidate's validation R², the mean of keys and values.
+        r2: for every target layer, each candidate's validation R², the mean of keys and values.
         layers: for every target layer, the candidates of the best scores.
     """
 
     candidates: list[int]
-    scores: list[list[float]]
+    r2: list[list[float]]
     layers: list[list[int]]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return {"candidates": self.candidates, "r2": self.scores, "layers": self.layers}
-
-    @staticmethod
-    def from_dict(data: dict[str, Any]) -> Kept:
-        """The outcome of its JSON form."""
-        return Kept(data["candidates"], data["r2"], data["layers"])
 
 
 def choose_kept(

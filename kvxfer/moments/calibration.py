@@ -19,22 +19,11 @@ from kvxfer.models.hf import LoadedModel
 from kvxfer.models.kv import KV, LayerTensors
 from kvxfer.models.pair import Pair, Side
 from kvxfer.moments.checkpoints import PassState
-from kvxfer.moments.moments import Layout
+from kvxfer.moments.layout import Layout
 from kvxfer.moments.random_file import RANDOM_FILE, keep_random
-from kvxfer.moments.spec import CALIBRATION_SPLITS, SELECTION_SPLITS, CalibrationSpec
+from kvxfer.moments.spec import CALIBRATION_SPLITS, CalibrationSpec
 from kvxfer.moments.token_weights import attention_received, token_weights
 from kvxfer.text.corpus import Rows
-
-__all__ = [
-    "CALIBRATION_SPLITS",
-    "SELECTION_SPLITS",
-    "CalibrationSpec",
-    "Extractor",
-    "accumulate",
-    "finite_rows",
-    "kept_positions",
-    "layout_for",
-]
 
 log = logging.getLogger("kvxfer")
 

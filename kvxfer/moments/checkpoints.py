@@ -16,7 +16,8 @@ from torch import Tensor
 
 from kvxfer.files import read_json, write_json
 from kvxfer.models.geometry import Geometry
-from kvxfer.moments.moments import Layout, Moments
+from kvxfer.moments.layout import Layout
+from kvxfer.moments.moments import Moments
 from kvxfer.moments.query_metric import QueryMoments
 from kvxfer.moments.sinks import SinkCounter
 from kvxfer.moments.spec import WEIGHTED_SPLITS

@@ -9,7 +9,7 @@ sums are weighted.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -21,8 +21,6 @@ from torch import Tensor
 from kvxfer.errors import KvxferError
 from kvxfer.maps.blocks import Block, Output
 from kvxfer.moments.layout import Layout
-
-__all__ = ["Layout", "Moments"]
 
 
 def _pick(x: Float[Tensor, "rows columns"], chosen: list[int]) -> Float[Tensor, "rows chosen"]:
@@ -258,25 +256,6 @@ class Moments:
                 f"{path} is no readable moments file ({error}): calibrate again with force=true"
             ) from error
         return moments
-
-
-class StoredMoments(Mapping[int, Moments]):
-    """Moments of several target layers in files, read when they are asked for: together they may not fit in memory."""
-
-    def __init__(self, files: Mapping[int, Path]) -> None:
-        self._files = files
-        self._last: tuple[int, Moments] | None = None
-
-    def __getitem__(self, layer: int) -> Moments:
-        if self._last is None or self._last[0] != layer:
-            self._last = (layer, Moments.load(self._files[layer]))
-        return self._last[1]
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._files)
-
-    def __len__(self) -> int:
-        return len(self._files)
 
 
 def _places(widths: Sequence[int]) -> list[slice]:

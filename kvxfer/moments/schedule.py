@@ -11,10 +11,10 @@ import torch
 
 from kvxfer.errors import KvxferError
 from kvxfer.models.pair import Pair
-from kvxfer.moments.calibration import CALIBRATION_SPLITS, CalibrationSpec, kept_positions, layout_for
+from kvxfer.moments.calibration import kept_positions, layout_for
 from kvxfer.moments.layout import Layout
 from kvxfer.moments.probe_pass import probe_bytes
-from kvxfer.moments.spec import WEIGHTED_SPLITS
+from kvxfer.moments.spec import CALIBRATION_SPLITS, WEIGHTED_SPLITS, CalibrationSpec
 
 _DEVICE_SHARE = 0.6
 """Of the free device memory, what the accumulators may take; the rest is for activations."""

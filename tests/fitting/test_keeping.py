@@ -22,11 +22,11 @@ from kvxfer.maps.blocks import DESIGNS, KINDS
 from kvxfer.models.hf import LoadedModel
 from kvxfer.models.pair import Pair
 from kvxfer.moments import schedule as planning
-from kvxfer.moments.calibration import CALIBRATION_SPLITS, CalibrationSpec, Extractor, layout_for
+from kvxfer.moments.calibration import Extractor, layout_for
 from kvxfer.moments.checkpoints import weighted_file
 from kvxfer.moments.moments import Moments
 from kvxfer.moments.schedule import plan_pass
-from kvxfer.moments.spec import WEIGHTED_SPLITS
+from kvxfer.moments.spec import CALIBRATION_SPLITS, WEIGHTED_SPLITS, CalibrationSpec
 from kvxfer.moments.token_weights import attention_received, token_weights
 from kvxfer.report.fit_figures import r2_heatmap
 from kvxfer.text.corpus import load_rows
@@ -182,14 +182,14 @@ def test_weighted_moments_are_those_of_the_targets_attention(keep: int | None, t
     path = calibrate(settings)
     splits = load_splits(path)
     assert splits.weighted is not None
-    assert set(splits.weighted) == {"fit", "validation"}
     scales, kept = tiny_pair.target.softmax_scales(), torch.arange(4, LENGTH, 3)
     extract = Extractor(tiny_pair, splits.fit.layout, LENGTH, 4, 3)
     for split in WEIGHTED_SPLITS:
         ids = load_rows(settings.corpus, tiny_pair.tokenizer, split).tokens
         target, queries = tiny_pair.target.queries(ids)
         x, y = extract(tiny_pair.source.prefill(ids), target, ids)
-        for layer, found in splits.weighted[split].items():
+        for layer in range(3):
+            found = splits.weighted(split, layer)
             received = attention_received(queries[layer], target.keys[layer], scales[layer])
             weights = token_weights(received, kept, 2.0)
             assert torch.allclose(weights.mean(1), torch.ones(len(ids)).double())
@@ -202,7 +202,7 @@ def test_weighted_moments_are_those_of_the_targets_attention(keep: int | None, t
             assert found.effective < found.count
             outputs = y[:, splits.fit.layout.outputs.index((layer, "keys"))].double()
             assert torch.allclose(found.mean_target([(layer, "keys")]), (w * outputs).sum(0) / w.sum(), atol=1e-6)
-    effective = [m.effective for m in splits.weighted["fit"].values()]
+    effective = [splits.weighted("fit", layer).effective for layer in range(3)]
     about = {"by": "attention", "clip": 2.0, "effective_tokens": effective}
     assert read_json(path / REPORT)["weights"] == about
     plain = calibrate(make_settings(tiny_pair.spec, tmp_path, calibration={**options, "weights": "none"}))

@@ -17,8 +17,9 @@ from kvxfer.maps.columns import TargetTokens, block_columns, read_source
 from kvxfer.maps.linear import LinearLayer
 from kvxfer.models.kv import KV
 from kvxfer.models.pair import Pair
-from kvxfer.moments.calibration import CalibrationSpec, Extractor, finite_rows, layout_for
+from kvxfer.moments.calibration import Extractor, finite_rows, layout_for
 from kvxfer.moments.random_file import draw_random
+from kvxfer.moments.spec import CalibrationSpec
 from tests.map_files import rewrite
 
 EVERYTHING = Features("all", "both", 1, 2, target_layer0=True, random_relu=9, random_products=5, source_hidden=True)

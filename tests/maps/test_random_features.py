@@ -20,10 +20,11 @@ from kvxfer.maps.random_features import RandomProducts, RandomRelu, random_colum
 from kvxfer.models.hf import LoadedModel
 from kvxfer.models.kv import KV
 from kvxfer.models.pair import Pair
-from kvxfer.moments.calibration import CalibrationSpec, layout_for
+from kvxfer.moments.calibration import layout_for
 from kvxfer.moments.layout import Layout
 from kvxfer.moments.moments import Moments
 from kvxfer.moments.random_file import RANDOM_FILE, draw_random, keep_random, load_random, merge_random
+from kvxfer.moments.spec import CalibrationSpec
 from tests.calibrations import SPLIT_FILES, make_settings
 from tests.samples import assert_same
 from tests.small_runs import TOY_EVAL, results_of, run, settings_of, toy_models

@@ -21,10 +21,11 @@ from kvxfer.models.hf import LoadedModel
 from kvxfer.models.kv import KV
 from kvxfer.models.pair import Pair
 from kvxfer.moments import schedule as planning
-from kvxfer.moments.calibration import CALIBRATION_SPLITS, CalibrationSpec, Extractor, layout_for
+from kvxfer.moments.calibration import Extractor, layout_for
 from kvxfer.moments.moments import Moments
 from kvxfer.moments.probe import PROBE
 from kvxfer.moments.schedule import plan_pass
+from kvxfer.moments.spec import CALIBRATION_SPLITS, CalibrationSpec
 from kvxfer.text.corpus import load_rows
 from tests.calibrations import LENGTH, ROWS, SPLIT_FILES, make_settings, remember_prefills, spoil_prefills
 from tests.samples import Samples, assert_same, relative_error

@@ -18,10 +18,10 @@ import torch
 from kvxfer.experiment.stages.calibrate import REPORT, calibrate
 from kvxfer.models.pair import Pair, PairSpec
 from kvxfer.moments import checkpoints, moments
-from kvxfer.moments.calibration import CALIBRATION_SPLITS, CalibrationSpec, accumulate, layout_for
+from kvxfer.moments.calibration import accumulate, layout_for
 from kvxfer.moments.checkpoints import PassState, weighted_file
 from kvxfer.moments.query_metric import METRICS
-from kvxfer.moments.spec import WEIGHTED_SPLITS
+from kvxfer.moments.spec import CALIBRATION_SPLITS, WEIGHTED_SPLITS, CalibrationSpec
 from kvxfer.text.corpus import Rows, load_rows
 from tests.calibrations import SPLIT_FILES, make_settings, remember_prefills
 

@@ -12,7 +12,8 @@ import torch
 from kvxfer.errors import KvxferError
 from kvxfer.fitting.closed.r2 import HeldOut
 from kvxfer.maps.blocks import DESIGNS, KINDS, Block, Features
-from kvxfer.moments.moments import Layout, Moments
+from kvxfer.moments.layout import Layout
+from kvxfer.moments.moments import Moments
 from tests.samples import Samples, assert_same, make_samples, reference_r2, relative_error, tensors_of
 
 WIDER = Features("wider", kinds="same", previous=2)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from dataclasses import asdict, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +19,16 @@ from kvxfer.fitting.closed.selection import check_k
 from kvxfer.fitting.keeping import Kept, choose_kept
 from kvxfer.maps.blocks import RANDOM
 from kvxfer.models.pair import Pair, load_pair
-from kvxfer.moments.calibration import CALIBRATION_SPLITS, SELECTION_SPLITS, accumulate, layout_for
+from kvxfer.moments.calibration import accumulate, layout_for
 from kvxfer.moments.checkpoints import PassState, weighted_file
 from kvxfer.moments.layout import Layout
-from kvxfer.moments.moments import Moments, StoredMoments
+from kvxfer.moments.moments import Moments
 from kvxfer.moments.probe import PROBE, Probe, merge_probes
 from kvxfer.moments.probe_pass import save_probe
 from kvxfer.moments.query_metric import METRICS, Metrics, merge_metrics, save_metrics
 from kvxfer.moments.random_file import RANDOM_FILE, load_random, merge_random
 from kvxfer.moments.schedule import plan_pass, size
-from kvxfer.moments.spec import WEIGHTED_SPLITS
+from kvxfer.moments.spec import CALIBRATION_SPLITS, SELECTION_SPLITS, WEIGHTED_SPLITS
 from kvxfer.progress import progress
 from kvxfer.text.corpus import Rows, load_rows
 
@@ -61,8 +62,9 @@ def load_splits(directory: Path) -> Splits:
     probe = Probe.load(directory / PROBE, random) if (directory / PROBE).is_file() else None
     weighted = None
     if (directory / weighted_file(WEIGHTED_SPLITS[0], 0)).is_file():
-        layers = sorted({layer for layer, _ in fit.layout.outputs})
-        weighted = {s: StoredMoments({n: directory / weighted_file(s, n) for n in layers}) for s in WEIGHTED_SPLITS}
+        # Those of all target layers may not fit in memory together: a solver reads one layer after the other.
+        keep = lru_cache(len(WEIGHTED_SPLITS))
+        weighted = keep(lambda split, layer: Moments.load(directory / weighted_file(split, layer)))
     return Splits(fit, validation, held_out, metrics, probe, weighted)
 
 
@@ -114,7 +116,7 @@ def _run_pass(settings: CalibrateSettings, run: Run, out: RunLogger) -> PassStat
         save_metrics(run.work / METRICS, pair, state.queries, corpus.length - 1)
     report = _report(pair, rows, state, settings)
     if kept is not None:
-        report["kept"] = kept.to_dict()
+        report["kept"] = asdict(kept)
     _say(report)
     write_json(run.work / REPORT, report)
     _log(out, report)
@@ -137,14 +139,14 @@ def _kept(pair: Pair, settings: CalibrateSettings, path: Path) -> Kept:
     Every share reads the same rows, the first ones of the whole corpus, so that all keep the same layers.
     """
     if path.exists():
-        return Kept.from_dict(read_json(path))
+        return Kept(**read_json(path))
     corpus, spec = replace(settings.corpus, num_shards=1, shard_index=0), settings.calibration
     counts = {split: min(spec.selection_rows, corpus.rows.of(split)) for split in SELECTION_SPLITS}
     rows = {split: load_rows(corpus, pair.tokenizer, split, count) for split, count in counts.items()}
     layers = len(spec.source_layers(pair.source.geometry.layers))
     with progress(f"choose source layers {pair.name}", layers, "layers") as advance:
         kept = choose_kept(pair, rows, spec, corpus.skip_first, advance)
-    write_json(path, kept.to_dict())
+    write_json(path, asdict(kept))
     return kept
 
 

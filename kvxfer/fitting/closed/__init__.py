@@ -1,12 +1,11 @@
 """Closed-form solvers, one per file, behind the interface of ``solver``."""
 
-from kvxfer.fitting.closed.auto import Auto
+from kvxfer.fitting.closed.auto import CLOSED_FORMS, Auto
 from kvxfer.fitting.closed.head_local import HeadLocal
-from kvxfer.fitting.closed.registry import CLOSED_FORMS
 from kvxfer.fitting.closed.ridge import Ridge
 from kvxfer.fitting.closed.solver import Fit, Solver, Splits
 from kvxfer.fitting.closed.weighted import Weighted
 
-SOLVERS = {**CLOSED_FORMS, "auto": Auto}
+SOLVERS: dict[str, type[Solver]] = {**CLOSED_FORMS, "auto": Auto}
 
 __all__ = ["SOLVERS", "Auto", "Fit", "HeadLocal", "Ridge", "Solver", "Splits", "Weighted"]

@@ -10,18 +10,23 @@ import torch
 
 from kvxfer.errors import KvxferError
 from kvxfer.fitting.closed.attention import map_scores
+from kvxfer.fitting.closed.closed_form import ClosedForm
+from kvxfer.fitting.closed.head_local import HeadLocal
 from kvxfer.fitting.closed.judges import required_probe
-from kvxfer.fitting.closed.registry import CLOSED_FORMS
+from kvxfer.fitting.closed.ridge import Ridge
 from kvxfer.fitting.closed.selection import Selection
 from kvxfer.fitting.closed.solver import Fit, Solver, Splits
+from kvxfer.fitting.closed.weighted import Weighted
 from kvxfer.fitting.dials import AutoDials
 from kvxfer.maps.blocks import KINDS, Output
 from kvxfer.moments.moments import Moments
 from kvxfer.moments.probe import Probe
 
+CLOSED_FORMS: dict[str, type[ClosedForm]] = {"ridge": Ridge, "head_local": HeadLocal, "weighted": Weighted}
+
 
 @dataclass(frozen=True)
-class Auto(AutoDials):
+class Auto(AutoDials, Solver):
     """The best of some solvers, each with the same dials."""
 
     name: str = "auto"
@@ -33,10 +38,7 @@ class Auto(AutoDials):
                 raise KvxferError(f"solver.candidates has {name!r}, which is none of {', '.join(CLOSED_FORMS)}")
         self._applicable()
 
-    @property
-    def needs_probe(self) -> bool:
-        """It decides on the probe."""
-        return True
+    needs_probe = True
 
     @property
     def needs_weights(self) -> bool:

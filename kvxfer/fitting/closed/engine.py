@@ -14,14 +14,13 @@ from kvxfer.errors import KvxferError
 from kvxfer.fitting.closed.choice import Choice, near
 from kvxfer.fitting.closed.design import Design
 from kvxfer.fitting.closed.form import Form, Subproblem
-from kvxfer.fitting.closed.judges import Judge, PlainR2, judge_for
+from kvxfer.fitting.closed.judges import judge_for
 from kvxfer.fitting.closed.linalg import Gram, penalised, reduce
 from kvxfer.fitting.closed.r2 import HeldOut
 from kvxfer.fitting.closed.solver import Splits
 from kvxfer.fitting.dials import Setting
 from kvxfer.maps.blocks import KINDS, Block, Features, Output
 from kvxfer.maps.linear import LinearLayer
-from kvxfer.moments.query_metric import Metrics
 
 Solved = dict[Output, tuple[LinearLayer, dict[str, Any]]]
 
@@ -53,8 +52,8 @@ class Engine:
                 "these settings weigh errors by the target's attention, but the calibration kept no metrics: "
                 "set calibration.metrics=true"
             )
-        self.metrics: Metrics | None = splits.metrics
-        self.judge: Judge = judge_for(solver.criterion, splits.metrics, splits.probe)
+        self.metrics = splits.metrics
+        self.judge = judge_for(solver.criterion, splits.metrics, splits.probe)
         self.layout = splits.fit.layout
 
     def quick_score(self, layers: tuple[int, ...]) -> dict[str, Float[Tensor, " targets"]]:
@@ -119,7 +118,7 @@ class Engine:
 
     def _path(self, design: Design, lams: tuple[float, ...]) -> dict[float, Float[Tensor, " outputs"]]:
         """Validation scores of ridge at the λ that need no weights for it: plain R² alone can do without."""
-        return design.path(lams) if isinstance(self.judge, PlainR2) else {}
+        return design.path(lams) if self.solver.criterion == "r2" else {}
 
     def choose_setting(
         self, design: Design

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from kvxfer.fitting.closed.solver import Splits
-from kvxfer.fitting.dials import Dials
+from kvxfer.fitting.closed.solver import Solver, Splits
 from kvxfer.maps.blocks import Block, Output
 from kvxfer.moments.layout import Layout
 from kvxfer.moments.moments import Moments
@@ -25,10 +24,8 @@ class Subproblem:
 
 
 @dataclass(frozen=True)
-class Form(Dials, ABC):
+class Form(Solver):
     """One closed form: which solves make it up, from which moments."""
-
-    name: str = "closed"
 
     @abstractmethod
     def parts(self, blocks: tuple[Block, ...], layout: Layout) -> list[Subproblem]:

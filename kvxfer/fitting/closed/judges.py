@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -16,44 +17,11 @@ from kvxfer.maps.blocks import Block
 from kvxfer.moments.probe import Probe
 from kvxfer.moments.query_metric import Metrics
 
-
-@runtime_checkable
-class Judge(Protocol):
-    """Scores a map of one design; more is better, 1 is perfect."""
-
-    def __call__(
-        self, held: HeldOut, weight: Float[Tensor, "features columns"], bias: Float[Tensor, " columns"]
-    ) -> Float[Tensor, " outputs"]:
-        """One score for each of the outputs whose columns lie side by side.
-
-        Args:
-            held: the design, its outputs and their moments on the split to score on.
-        """
-        ...
-
-
-@dataclass(frozen=True)
-class PlainR2:
-    """R² of keys and values."""
-
-    def __call__(
-        self, held: HeldOut, weight: Float[Tensor, "features columns"], bias: Float[Tensor, " columns"]
-    ) -> Float[Tensor, " outputs"]:
-        """One R² per output."""
-        return held.r2(weight, bias)
-
-
-@dataclass(frozen=True)
-class QueryR2:
-    """R² in each output's metric: errors weighed by what the target's attention sees of them."""
-
-    metrics: Metrics
-
-    def __call__(
-        self, held: HeldOut, weight: Float[Tensor, "features columns"], bias: Float[Tensor, " columns"]
-    ) -> Float[Tensor, " outputs"]:
-        """One R² per output."""
-        return held.metric_r2(weight, bias, self.metrics)
+Judge = Callable[
+    [HeldOut, Float[Tensor, "features columns"], Float[Tensor, " columns"]],
+    Float[Tensor, " outputs"],
+]
+"""Scores a map of one design, by its weight and bias, on a split: one score per output, 1 is perfect."""
 
 
 @dataclass(frozen=True)
@@ -86,20 +54,17 @@ class AttentionScore:
 
 
 def judge_for(criterion: str, metrics: Metrics | None, probe: Probe | None) -> Judge:
-    """The judge of a criterion.
+    """The judge of a criterion; ``query`` needs metrics.
 
     Raises:
-        KvxferError: the calibration did not keep what it reads.
+        KvxferError: the calibration did not keep a probe that the criterion reads.
     """
-    if criterion == "query":
-        if metrics is None:
-            raise KvxferError(
-                "solver.criterion=query reads metrics, but the calibration kept none: set calibration.metrics=true"
-            )
-        return QueryR2(metrics)
-    return (
-        AttentionScore(required_probe(probe, "solver.criterion=attention")) if criterion == "attention" else PlainR2()
-    )
+    if criterion == "attention":
+        return AttentionScore(required_probe(probe, "solver.criterion=attention"))
+    if criterion == "r2":
+        return HeldOut.r2
+    assert metrics is not None
+    return partial(HeldOut.metric_r2, metrics=metrics)
 
 
 def required_probe(probe: Probe | None, setting: str) -> Probe:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from kvxfer.fitting.closed.selection import Selection
+from kvxfer.fitting.dials import Dials
 from kvxfer.maps.blocks import Output
 from kvxfer.maps.linear import LinearLayer
 from kvxfer.moments.moments import Moments
@@ -18,7 +20,7 @@ from kvxfer.moments.query_metric import Metrics
 class Splits:
     """Moments of the three calibration splits: fit on the first, choose on the second, report on the third.
 
-    ``weighted`` are those whose tokens are weighed by each target layer's attention, by split and target layer.
+    ``weighted`` gives those of a split whose tokens are weighed by a target layer's attention.
     """
 
     fit: Moments
@@ -26,7 +28,7 @@ class Splits:
     held_out: Moments
     metrics: Metrics | None = None
     probe: Probe | None = None
-    weighted: Mapping[str, Mapping[int, Moments]] | None = None
+    weighted: Callable[[str, int], Moments] | None = None
 
     def moments(self, split: str, outputs: list[Output]) -> Moments:
         """The moments that some outputs are fitted, chosen or reported on, without weights."""
@@ -52,34 +54,16 @@ class Fit:
     candidates: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
-@runtime_checkable
-class Solver(Protocol):
-    """A fitting method. Its dataclass fields are its hyperparameters; penalty, rank and features are its dials."""
+@dataclass(frozen=True)
+class Solver(Dials, ABC):
+    """A fitting method."""
 
-    @property
-    def name(self) -> str:
-        """Its name among the options of group ``solver``."""
-        ...
+    name: str = ""
 
-    @property
-    def needs_metrics(self) -> bool:
-        """Whether ``fit`` reads ``splits.metrics``."""
-        ...
-
-    @property
-    def needs_probe(self) -> bool:
-        """Whether ``fit`` can't do without ``splits.probe``; scores by attention are given wherever there is one."""
-        ...
-
-    @property
-    def needs_weights(self) -> bool:
-        """Whether ``fit`` reads ``splits.weighted``."""
-        ...
-
+    @abstractmethod
     def steps(self, moments: Moments) -> int:
         """How often ``fit`` will call ``advance``."""
-        ...
 
-    def fit(self, splits: Splits, advance: Callable[[], None]) -> Fit:
+    @abstractmethod
+    def fit(self, splits: Splits, advance: Callable[[], None] = lambda: None) -> Fit:
         """Fit on ``splits.fit``, choose on ``splits.validation``, report R² on ``splits.held_out``."""
-        ...

@@ -15,6 +15,7 @@ from kvxfer.fitting.closed.ridge import Ridge
 from kvxfer.fitting.closed.solver import Splits
 from kvxfer.maps.blocks import Output
 from kvxfer.moments.moments import Moments
+from kvxfer.moments.spec import WEIGHTED_SPLITS
 
 ENOUGH = 5
 """Effective tokens per feature below which a record says that they are few."""
@@ -30,10 +31,7 @@ class Weighted(Ridge):
 
     name: str = "weighted"
 
-    @property
-    def needs_weights(self) -> bool:
-        """Always."""
-        return True
+    needs_weights = True
 
     def moments(self, splits: Splits, split: str, outputs: list[Output]) -> Moments:
         """The target layer's weighted moments where there are any: on the fit and validation splits."""
@@ -42,9 +40,9 @@ class Weighted(Ridge):
                 "solver=weighted reads moments whose tokens are weighed, which this calibration does not have: "
                 "set calibration.weights=attention"
             )
-        if split not in splits.weighted:
+        if split not in WEIGHTED_SPLITS:
             return splits.moments(split, outputs)
-        return splits.weighted[split][outputs[0][0]]
+        return splits.weighted(split, outputs[0][0])
 
     def apart(self, outputs: list[Output]) -> list[list[Output]]:
         """Each target layer has weights of its own."""

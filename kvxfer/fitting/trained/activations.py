@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +13,6 @@ from torch import Tensor
 from kvxfer.errors import KvxferError
 from kvxfer.maps.blocks import Block
 from kvxfer.maps.columns import TargetTokens, read_source
-from kvxfer.models.hf import Observed
 from kvxfer.models.kv import KV, LayerTensors
 from kvxfer.models.pair import Pair
 
@@ -41,30 +41,8 @@ class Activations:
     logits: Float[Tensor, "rows tokens vocab"] | None
 
 
-@dataclass(frozen=True)
-class _Read:
-    """What the models gave for rows, as they gave it: caches rotated and in their dtypes."""
-
-    source: KV
-    target: Observed
-    known: TargetTokens
-
-    def tensors(self) -> Iterator[Tensor]:
-        known = self.known.layer0
-        for kv in (self.source, self.target.kv, *([] if known is None else [known])):
-            yield from (*kv.keys, *kv.values)
-        yield from (*self.target.queries, *self.target.attention)
-        for tensor in (self.source.hidden, self.target.logits, self.known.embeddings):
-            if tensor is not None:
-                yield tensor
-
-    @property
-    def bytes(self) -> int:
-        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors())
-
-    def kept(self) -> _Read:
-        """A copy in the CPU's memory that holds nothing else, such as the rest of a tensor that it was a view of."""
-        return _joined([self], lambda tensors: tensors[0].to("cpu", copy=True))
+_Read = dict[str, list[Tensor]]
+"""What the models gave for rows, as they gave it: caches rotated, in their dtypes; what was not asked for is empty."""
 
 
 class ActivationStore:
@@ -114,64 +92,55 @@ class ActivationStore:
         """
         # Lightning validates in inference mode, whose tensors are of no use to a step with gradients.
         with torch.inference_mode(False), torch.no_grad():
-            ids = self.tokens[list(rows)].to(self.pair.target.device)
-            return self._activations(ids, _joined([self._row(row) for row in rows], self._together))
-
-    def _together(self, tensors: list[Tensor]) -> Tensor:
-        """One tensor of rows' tensors, on the target's device."""
-        return torch.cat([tensor.to(self.pair.target.device) for tensor in tensors])
+            device = self.pair.target.device
+            parts = [self._row(row) for row in rows]
+            read = {
+                name: [torch.cat([x.to(device) for x in same]) for same in zip(*(p[name] for p in parts), strict=True)]
+                for name in parts[0]
+            }
+            own = self.pair.content("target", KV(read["keys"], read["values"]))
+            layer0 = KV(read["layer0.keys"], read["layer0.values"]) if read["layer0.keys"] else None
+            return Activations(
+                self.tokens[list(rows)].to(device),
+                self.pair.content("source", KV(read["source.keys"], read["source.values"], *read["source.hidden"])),
+                TargetTokens(next(iter(read["embeddings"]), None), layer0),
+                own.keys,
+                own.values,
+                [query.float() for query in read["queries"]],
+                [output.float() for output in read["attention"]],
+                next(iter(read["logits"]), None),
+            )
 
     def _row(self, row: int) -> _Read:
         if row in self._kept:
             return self._kept[row]
-        ids = self.tokens[row : row + 1]
-        source = read_source(self.pair, ids, self.blocks)
-        target = self.pair.target.observe(ids, self.logits)
-        read = _Read(source, target, TargetTokens.of(self.pair, ids, self.blocks))
-        if not all(bool(torch.isfinite(tensor).all()) for tensor in read.tensors()):
+        read = self._read(self.tokens[row : row + 1])
+        tensors = list(itertools.chain(*read.values()))
+        if not all(bool(torch.isfinite(tensor).all()) for tensor in tensors):
             raise KvxferError(
                 f"row {row} to train on or to validate with gives values that are not finite: try pair.dtype=float32"
             )
-        if self.used + read.bytes <= self.limit:
-            self._kept[row] = read.kept()
-            self.used += read.bytes
+        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        if self.used + size <= self.limit:
+            # Copies hold nothing else, such as the rest of a tensor that they were a view of.
+            self._kept[row] = {name: [x.to("cpu", copy=True) for x in own] for name, own in read.items()}
+            self.used += size
         return read
 
-    def _activations(self, ids: Int[Tensor, "rows tokens"], read: _Read) -> Activations:
-        own = self.pair.content("target", read.target.kv)
-        source = self.pair.content("source", read.source)
-        return Activations(
-            ids,
-            source,
-            read.known,
-            own.keys,
-            own.values,
-            [query.float() for query in read.target.queries],
-            [output.float() for output in read.target.attention],
-            read.target.logits,
-        )
-
-
-def _joined(parts: list[_Read], join: Callable[[list[Tensor]], Tensor]) -> _Read:
-    """One of several, each tensor by ``join`` of theirs."""
-
-    def one(tensors: Iterable[Tensor | None]) -> Tensor | None:
-        found = [tensor for tensor in tensors if tensor is not None]
-        return join(found) if found else None
-
-    def layers(lists: Iterable[list[Tensor]]) -> list[Tensor]:
-        return [join(list(tensors)) for tensors in zip(*lists, strict=True)]
-
-    def cache(kvs: list[KV]) -> KV:
-        return KV(layers(kv.keys for kv in kvs), layers(kv.values for kv in kvs), one(kv.hidden for kv in kvs))
-
-    targets = [part.target for part in parts]
-    observed = Observed(
-        cache([target.kv for target in targets]),
-        layers(target.queries for target in targets),
-        layers(target.attention for target in targets),
-        one(target.logits for target in targets),
-    )
-    layer0 = [part.known.layer0 for part in parts if part.known.layer0 is not None]
-    known = TargetTokens(one(part.known.embeddings for part in parts), cache(layer0) if layer0 else None)
-    return _Read(cache([part.source for part in parts]), observed, known)
+    def _read(self, ids: Int[Tensor, "rows tokens"]) -> _Read:
+        source = read_source(self.pair, ids, self.blocks)
+        target = self.pair.target.observe(ids, self.logits)
+        known = TargetTokens.of(self.pair, ids, self.blocks)
+        layer0 = known.layer0 or KV([], [])
+        found = {
+            "source.keys": source.keys,
+            "source.values": source.values,
+            "keys": target.kv.keys,
+            "values": target.kv.values,
+            "queries": target.queries,
+            "attention": target.attention,
+            "layer0.keys": layer0.keys,
+            "layer0.values": layer0.values,
+        }
+        single = {"source.hidden": source.hidden, "logits": target.logits, "embeddings": known.embeddings}
+        return {**found, **{name: [] if x is None else [x] for name, x in single.items()}}

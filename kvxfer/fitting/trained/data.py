@@ -5,13 +5,14 @@ A run that goes on from a checkpoint begins at the checkpoint's step, so nothing
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import lightning as L
 import numpy as np
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader
 
 from kvxfer.errors import KvxferError
 
@@ -77,32 +78,6 @@ class Schedule:
         return int(np.random.default_rng([self.seed, 0, number]).permutation(self.rows)[place])
 
 
-class _Steps(IterableDataset[Step]):
-    """The steps from one on, without an end."""
-
-    def __init__(self, schedule: Schedule, start: Callable[[], int], rank: int, world: int) -> None:
-        self._schedule, self._start, self._share = schedule, start, (rank, world)
-
-    def __iter__(self) -> Iterator[Step]:
-        number = self._start()
-        while True:
-            yield self._schedule.step(number, *self._share)
-            number += 1
-
-
-class _Batches(Dataset[list[int]]):
-    """Numbers of validation rows, so many at a time."""
-
-    def __init__(self, rows: int, batch_size: int) -> None:
-        self._batches = batches(rows, batch_size)
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def __getitem__(self, n: int) -> list[int]:
-        return self._batches[n]
-
-
 def batches(rows: int, batch_size: int) -> list[list[int]]:
     """Row numbers in order, so many at a time."""
     return [list(range(first, min(first + batch_size, rows))) for first in range(0, rows, batch_size)]
@@ -122,12 +97,12 @@ class Data(L.LightningDataModule):
         super().__init__()
         self.schedule, self.validation_rows = schedule, validation_rows
 
-    def train_dataloader(self) -> DataLoader[Any]:
-        """Steps from the trainer's on."""
+    def train_dataloader(self) -> Iterator[Step]:
+        """Steps from the trainer's on, which it knows once a checkpoint is loaded; they have no end."""
         trainer: Any = self.trainer
-        steps = _Steps(self.schedule, lambda: trainer.global_step, trainer.global_rank, trainer.world_size)
-        return DataLoader(steps, batch_size=None)
+        for number in itertools.count(trainer.global_step):
+            yield self.schedule.step(number, trainer.global_rank, trainer.world_size)
 
     def val_dataloader(self) -> DataLoader[Any]:
         """All validation rows in order."""
-        return DataLoader(_Batches(self.validation_rows, self.schedule.batch_size), batch_size=None)
+        return DataLoader(batches(self.validation_rows, self.schedule.batch_size), batch_size=None)  # type: ignore[arg-type]

@@ -111,11 +111,5 @@ def _part(
 ) -> Part:
     if isinstance(spec, Corrected):
         return Delta(blocks, outputs, scales, spec.delta_rank, generator)
-    if isinstance(spec, Residual):
-        form = {"depth": 1, "share": False, "replaces": False}
-    elif isinstance(spec, MLP):
-        form = {"depth": spec.depth, "share": spec.share, "replaces": True}
-    else:
-        raise TypeError(f"{type(spec).__name__} is no trained solver")
-    common = {"hidden": spec.hidden, "activation": spec.activation, "generator": generator}
-    return Hidden(blocks, outputs, scales, **form, **common)  # type: ignore[arg-type]
+    assert isinstance(spec, Residual | MLP)
+    return Hidden(blocks, outputs, scales, spec, generator)

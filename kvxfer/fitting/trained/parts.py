@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from kvxfer.errors import KvxferError
 from kvxfer.fitting.trained.scales import Scale, Scales
+from kvxfer.fitting.trained.specs import MLP, Residual
 from kvxfer.maps.blocks import Block, Output
 from kvxfer.maps.linear import LinearLayer
 from kvxfer.maps.trunks import ACTIVATIONS, Trunk
@@ -76,12 +77,7 @@ class Part(nn.Module, ABC):
 class Hidden(Part):
     """Hidden layers and a readout for every output: one stack of layers for each output, or one that all read.
 
-    Args:
-        hidden: width of every hidden layer.
-        depth: how many there are.
-        share: whether there is one stack for all outputs.
-        replaces: whether the outputs are the readouts and a bias alone (else they are added to the base's content, and
-            are zero at first).
+    Those of an MLP are the outputs, with a bias; others are added to the base's content, and are zero at first.
     """
 
     def __init__(
@@ -89,18 +85,15 @@ class Hidden(Part):
         blocks: tuple[Block, ...],
         outputs: list[Output],
         scales: Scales,
-        *,
-        hidden: int,
-        depth: int,
-        share: bool,
-        activation: str,
-        replaces: bool,
+        spec: Residual | MLP,
         generator: torch.Generator,
     ) -> None:
         super().__init__(blocks, outputs, scales)
-        self.activation, self.replaces = activation, replaces
-        self.stacks = 1 if share else len(outputs)
+        self.activation, self.replaces = spec.activation, isinstance(spec, MLP)
+        shared, depth = (spec.share, spec.depth) if isinstance(spec, MLP) else (False, 1)
+        self.stacks = 1 if shared else len(outputs)
         count, width = self.unit.shape
+        hidden = spec.hidden
         drawn = lambda *shape, fan: nn.Parameter(_uniform(shape, fan, generator))  # noqa: E731
         # The first layers of all stacks are one matrix, stack after stack.
         self.first = drawn(self.inputs, self.stacks * hidden, fan=self.inputs)
@@ -108,7 +101,7 @@ class Hidden(Part):
         self.biases = nn.ParameterList(
             drawn(self.stacks, hidden, fan=self.inputs if not layer else hidden) for layer in range(depth)
         )
-        if not replaces:
+        if not self.replaces:
             self.readout = nn.Parameter(torch.zeros(count, hidden, width))
             return
         self.readout = drawn(count, hidden, width, fan=hidden)
@@ -117,12 +110,10 @@ class Hidden(Part):
         self.register_buffer("centre", torch.stack([scales.of(output).mean for output in outputs]))
 
     def forward(self, read: Read) -> Float[Tensor, "outputs tokens width"]:
-        """What the part adds to each output, or the output itself."""
         y = super().forward(read)
         return y + self.centre[:, None].float() if self.replaces else y
 
     def standard(self, x: Float[Tensor, "tokens inputs"]) -> Float[Tensor, "outputs tokens width"]:
-        """The readouts of the last hidden layers."""
         act = ACTIVATIONS[self.activation]
         h = (x @ self.first).unflatten(-1, (self.stacks, -1)).transpose(0, 1)
         h = act(h + self.biases[0][:, None])
@@ -187,7 +178,6 @@ class Delta(Part):
         self.right = nn.Parameter(torch.zeros(count, rank, width))
 
     def standard(self, x: Float[Tensor, "tokens inputs"]) -> Float[Tensor, "outputs tokens width"]:
-        """The change of each output."""
         y = x @ self.weight
         return (y * self.step if self.rank is None else y @ self.right) + self.bias[:, None]
 

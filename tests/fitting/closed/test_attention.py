@@ -21,10 +21,11 @@ from kvxfer.maps.trunks import Trunk
 from kvxfer.models import rope
 from kvxfer.models.hf import LoadedModel, read_geometry
 from kvxfer.models.pair import ModelSpec, Pair, PairSpec
-from kvxfer.moments.calibration import CalibrationSpec, layout_for
+from kvxfer.moments.calibration import layout_for
 from kvxfer.moments.probe import PROBE, Probe
 from kvxfer.moments.probe_pass import save_probe
 from kvxfer.moments.random_file import draw_random
+from kvxfer.moments.spec import CalibrationSpec
 from tests.doubles import FAMILIES, tiny_model, tiny_tokenizer
 from tests.samples import make_probe, make_samples, make_splits
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -83,8 +84,8 @@ def test_rows_that_come_first_are_kept_until_the_memory_is_full(pair: Pair) -> N
     whole = store_of(pair)
     whole.batch([0])
     one = whole.used
-    assert one == sum(x.numel() * x.element_size() for x in whole._kept[0].tensors())
-    for tensor in whole._kept[0].tensors():
+    assert one == sum(x.numel() * x.element_size() for x in chain(*whole._kept[0].values()))
+    for tensor in chain(*whole._kept[0].values()):
         assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size(), "more is held than counted"
         assert tensor.device.type == "cpu"
     small = store_of(pair, (2 * one + 1) / 2**30)
