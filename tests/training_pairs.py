@@ -35,11 +35,10 @@ def activations(pair: Pair, rows: int = 3, tokens: int = 24) -> Activations:
 
 def true_content(batch: Activations) -> KV:
     """The target's own content, as leaves."""
-    return KV(batch.keys, batch.values).apply(lambda x: x.clone().requires_grad_())
+    return batch.own.apply(lambda x: x.clone().requires_grad_())
 
 
 def disturbed(batch: Activations, size: float = 0.3, seed: int = 0) -> KV:
     """The target's own content with noise, as leaves."""
     rng = torch.Generator().manual_seed(seed)
-    content = KV(batch.keys, batch.values)
-    return content.apply(lambda x: (x + size * x.std() * torch.randn(x.shape, generator=rng)).requires_grad_())
+    return batch.own.apply(lambda x: (x + size * x.std() * torch.randn(x.shape, generator=rng)).requires_grad_())

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from kvxfer.fitting.trained.loop import TrainedMap, TrainingRows, fit_network
+from kvxfer.fitting.trained.loop import Fitting, TrainedMap, TrainingRows
 from kvxfer.fitting.trained.specs import Corrected, Trained, TrainerSpec
 from kvxfer.maps.artifact import CacheMap
 from kvxfer.maps.blocks import DESIGNS
@@ -71,9 +71,8 @@ def base_map(pair: Pair) -> CacheMap:
 def fit(pair: Pair, work: Path, spec: Trained = SPEC, out: Any = None, **settings: Any) -> TrainedMap:
     """A training of the poor map, with other trainer settings if wanted."""
     rows = settings.pop("rows", None) or training_rows()
-    return fit_network(
-        pair, base_map(pair), spec, replace(TRAINER, **settings), rows, EXACT, work, Told() if out is None else out
-    )
+    trainer, out = replace(TRAINER, **settings), Told() if out is None else out
+    return Fitting(pair, base_map(pair), spec, trainer, rows, EXACT, work, out).run()
 
 
 def same(one: TrainedMap, other: TrainedMap) -> bool:

@@ -52,7 +52,7 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """A loop that moves the base's biases; the calls that it got."""
     calls: list[Any] = []
 
-    def fit_network(pair, base, spec, trainer, rows, exact, work, out):
+    def fitted(pair, base, spec, trainer, rows, exact, work, out):
         calls.append(SimpleNamespace(spec=spec, trainer=trainer, rows=rows, exact=exact, work=work, out=out, pair=pair))
         (work / "checkpoints").mkdir(exist_ok=True)
         for name in ("best", "last"):
@@ -67,7 +67,8 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         record |= {"base_val_kl": 2.0, "trained_parameters": 12}
         return SimpleNamespace(layers=layers, trunks=(), record=record, question="a question")
 
-    stand_in = SimpleNamespace(TrainingRows=Rows, fit_network=fit_network)
+    fitting = lambda *given: SimpleNamespace(run=lambda: fitted(*given))  # noqa: E731
+    stand_in = SimpleNamespace(TrainingRows=Rows, Fitting=fitting)
     monkeypatch.setitem(sys.modules, "kvxfer.fitting.trained.loop", stand_in)
     return calls
 

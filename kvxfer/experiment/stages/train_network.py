@@ -172,7 +172,7 @@ def _loaded(settings: TrainSettings, base: Base) -> Pair:
 def _fitted(settings: TrainSettings, pair: Pair, base: Base, work: Path, out: RunLogger) -> tuple[Any, Any]:
     """The trained map and the rows that it was trained on."""
     # Lightning takes seconds to import, and a map that is there needs none of it.
-    from kvxfer.fitting.trained.loop import TrainingRows, fit_network
+    from kvxfer.fitting.trained.loop import Fitting, TrainingRows
 
     training, corpus = _training(settings), settings.corpus
     text, count = TRAINING if training.trainer.rows == "new" else "fit", corpus.rows.of(TRAINING)
@@ -186,7 +186,7 @@ def _fitted(settings: TrainSettings, pair: Pair, base: Base, work: Path, out: Ru
         *(load_rows(corpus, pair.tokenizer, split) for split in ("validation", "held_out")),
     )
     exact = settings.corpus.skip_first
-    return fit_network(pair, base.map, training.spec, training.trainer, rows, exact, work, out), rows
+    return Fitting(pair, base.map, training.spec, training.trainer, rows, exact, work, out).run(), rows
 
 
 def _train(settings: TrainSettings, run: Run, base: Base, out: RunLogger) -> None:

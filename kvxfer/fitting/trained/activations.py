@@ -13,7 +13,7 @@ from torch import Tensor
 from kvxfer.errors import KvxferError
 from kvxfer.maps.blocks import Block
 from kvxfer.maps.columns import TargetTokens, read_source
-from kvxfer.models.kv import KV, LayerTensors
+from kvxfer.models.kv import KV
 from kvxfer.models.pair import Pair
 
 
@@ -25,7 +25,7 @@ class Activations:
         ids: the rows.
         source: the source's content, with its final hidden states where the map reads them.
         known: what the target knows of each token alone, as far as the map reads it.
-        keys, values: the target's own content, by layer.
+        own: the target's own content.
         queries: the target's own, rotated and scaled by it, by layer.
         attention: the target's own attention outputs, after the output projection with its bias, by layer.
         logits: the target's own of every token, in its dtype; None unless asked for.
@@ -34,8 +34,7 @@ class Activations:
     ids: Int[Tensor, "rows tokens"]
     source: KV
     known: TargetTokens
-    keys: LayerTensors
-    values: LayerTensors
+    own: KV
     queries: list[Float[Tensor, "rows query_heads tokens dim"]]
     attention: list[Float[Tensor, "rows tokens hidden"]]
     logits: Float[Tensor, "rows tokens vocab"] | None
@@ -98,14 +97,12 @@ class ActivationStore:
                 name: [torch.cat([x.to(device) for x in same]) for same in zip(*(p[name] for p in parts), strict=True)]
                 for name in parts[0]
             }
-            own = self.pair.content("target", KV(read["keys"], read["values"]))
             layer0 = KV(read["layer0.keys"], read["layer0.values"]) if read["layer0.keys"] else None
             return Activations(
                 self.tokens[list(rows)].to(device),
                 self.pair.content("source", KV(read["source.keys"], read["source.values"], *read["source.hidden"])),
                 TargetTokens(next(iter(read["embeddings"]), None), layer0),
-                own.keys,
-                own.values,
+                self.pair.content("target", KV(read["keys"], read["values"])),
                 [query.float() for query in read["queries"]],
                 [output.float() for output in read["attention"]],
                 next(iter(read["logits"]), None),

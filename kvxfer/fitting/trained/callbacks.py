@@ -46,7 +46,7 @@ class Recorder(L.Callback):
     Attributes:
         out: the run's logger; None for a process that writes nothing.
         look_seconds, rest_seconds: what a look at the validation rows takes, and what follows the training.
-        advance: called with the number of steps that are done.
+        advance: called with the number of steps that are done, if there is somebody to tell.
         history: one entry for each look at the validation rows: ``step``, means of the loss and its terms since the
             last look (over the first device's share of the rows), ``lr``, ``val_kl``, ``val_cosine_mean`` and
             ``val_score_mean``.
@@ -59,7 +59,7 @@ class Recorder(L.Callback):
         self.spec = spec
         self.out: StepLog | None = None
         self.look_seconds = self.rest_seconds = 0.0
-        self.advance: Callable[[int], None] = lambda steps: None
+        self.advance: Callable[[int], None] | None = None
         self.history: list[dict[str, Any]] = []
         self.layers: list[dict[str, Any]] = []
         self.outputs: list[dict[str, Any]] = []
@@ -79,11 +79,9 @@ class Recorder(L.Callback):
         vars(self).update(state_dict)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Start the clock."""
         self._clock, self._begun = time.monotonic(), trainer.global_step
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Stop it."""
         self.seconds, self._clock = self.seconds + self._since(), time.monotonic()
 
     def on_train_batch_start(
@@ -111,7 +109,8 @@ class Recorder(L.Callback):
             values = {f"train/{name}": float(value.mean()) for name, value in found.items()}
             self.out.metrics({AXIS: trainer.global_step, **values, "train/lr": self._lr}, AXIS)
         self._estimate(trainer.global_step)
-        self.advance(1)
+        if self.advance is not None:
+            self.advance(1)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Add a look to the history and to the tables."""

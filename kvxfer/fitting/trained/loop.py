@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from kvxfer.fitting.trained.activations import ActivationStore
 from kvxfer.fitting.trained.callbacks import Recorder, StepLog, all_callbacks, waited
 from kvxfer.fitting.trained.data import Data, Schedule, batches
 from kvxfer.fitting.trained.engine import FINDER_RATES, find_rate, make_trainer, move, quiet
-from kvxfer.fitting.trained.module import Stores, TrainedModule
+from kvxfer.fitting.trained.module import TrainedModule
 from kvxfer.fitting.trained.networks import Network, make_network, trained_outputs
 from kvxfer.fitting.trained.objective import Objective
 from kvxfer.fitting.trained.resuming import (
@@ -29,13 +30,12 @@ from kvxfer.fitting.trained.resuming import (
     read_checkpoint,
 )
 from kvxfer.fitting.trained.scales import Scales
-from kvxfer.fitting.trained.scoring import mapped_by, measure, report
+from kvxfer.fitting.trained.scoring import mapped_by, report
 from kvxfer.fitting.trained.specs import Trained, TrainerSpec
 from kvxfer.maps.artifact import CacheMap
 from kvxfer.maps.blocks import Output
 from kvxfer.maps.linear import LinearLayer
 from kvxfer.maps.trunks import Trunk
-from kvxfer.models.kv import KV
 from kvxfer.models.pair import Pair
 from kvxfer.progress import progress
 from kvxfer.text.corpus import Rows
@@ -75,60 +75,47 @@ class TrainedMap:
     question: str
 
 
-def fit_network(
-    pair: Pair,
-    base: CacheMap,
-    spec: Trained,
-    trainer: TrainerSpec,
-    rows: TrainingRows,
-    exact: int,
-    work: Path,
-    out: StepLog,
-) -> TrainedMap:
-    """Train a map beside or in place of a base, or go on where a killed process was.
+@dataclass
+class Fitting:
+    """The training of a map beside or in place of a base.
 
-    With several devices, every process calls it and all return the same; the first alone writes and logs.
+    With several devices, every process runs it and all return the same; the first alone writes and logs.
 
     Args:
         exact: how many first tokens of a row are always the target's own.
         work: where checkpoints are kept.
 
     Raises:
-        KvxferError: settings or rows that do not fit, a checkpoint of another question, or a loss that is not finite.
+        KvxferError: settings or rows that do not fit.
     """
-    with quiet():
-        return _Fitting(pair, base, spec, trainer, rows, exact, work, out).run()
 
+    pair: Pair
+    base: CacheMap
+    spec: Trained
+    trainer: TrainerSpec
+    rows: TrainingRows
+    exact: int
+    work: Path
+    out: StepLog
 
-class _Fitting:
-    """One training; the arguments are those of ``fit_network``."""
+    def __post_init__(self) -> None:
+        _check_rows(self.rows)
+        training, validation, gib = self.rows.training, self.rows.validation, self.trainer.cache_gib
+        length, digests = training.tokens.shape[1], [training.digest, validation.digest]
+        self.schedule = Schedule(len(training), length, self.exact, self.trainer.batch_size, self.trainer.seed)
+        self.outputs = trained_outputs(self.base, self.spec)
+        self.question = question(self.spec, self.trainer, self.base.hash, digests, self.exact)
+        self.objective = Objective(self.pair, self.spec, self.exact)
+        self.training = self._store(training, gib * (1 - _VALIDATION_SHARE), self.spec.kl > 0)
+        self.validation = self._store(validation, gib * _VALIDATION_SHARE, True)
 
-    def __init__(
-        self,
-        pair: Pair,
-        base: CacheMap,
-        spec: Trained,
-        trainer: TrainerSpec,
-        rows: TrainingRows,
-        exact: int,
-        work: Path,
-        out: StepLog,
-    ) -> None:
-        self.pair, self.base, self.spec, self.trainer, self.work, self.out = pair, base, spec, trainer, work, out
-        _check_rows(rows)
-        length = rows.training.tokens.shape[1]
-        self.schedule = Schedule(len(rows.training), length, exact, trainer.batch_size, trainer.seed)
-        self.outputs = trained_outputs(base, spec)
-        self.rows = rows
-        self.question = question(spec, trainer, base.hash, [rows.training.digest, rows.validation.digest], exact)
-        self.objective = Objective(pair, spec, exact)
-        self.stores = Stores(
-            self._store(rows.training, trainer.cache_gib * (1 - _VALIDATION_SHARE), spec.kl > 0),
-            self._store(rows.validation, trainer.cache_gib * _VALIDATION_SHARE, True),
-        )
-
+    @quiet()
     def run(self) -> TrainedMap:
-        """Train, and measure what came of it."""
+        """Train, or go on where a killed process was, and measure what came of it.
+
+        Raises:
+            KvxferError: a checkpoint of another question, or a loss that is not finite.
+        """
         recorder = Recorder(self.trainer)
         callbacks = all_callbacks(recorder, self.trainer, self.work / CHECKPOINTS)
         engine = make_trainer(self.trainer, self.pair.target.device, self.work, callbacks)
@@ -137,7 +124,9 @@ class _Fitting:
         checkpoint = find_checkpoint(self.trainer.ckpt_path, self.work / CHECKPOINTS, self.question, first)
         if first:
             log.info("%s: the base map is measured on %d validation rows", self.spec.name, len(self.rows.validation))
-        base_kl, recorder.look_seconds = self._look_at_base()
+        started = time.monotonic()
+        base_kl = report(self.objective, self.validation, mapped_by(self.pair, self.base), self.schedule)["kl"]
+        recorder.look_seconds = time.monotonic() - started
         recorder.rest_seconds = 2 * recorder.look_seconds * len(self.rows.held_out) / len(self.rows.validation)
         network = self._network()
         if first:
@@ -154,30 +143,25 @@ class _Fitting:
         best_step = found.step
         del engine, module, found
         # The held-out rows share trainer.cache_gib with no others.
-        self.stores.training.forget()
-        self.stores.validation.forget()
+        self.training.forget()
+        self.validation.forget()
         return self._finish(network, recorder, {"lr": lr, "base_val_kl": base_kl, "best_step": best_step})
 
     def _store(self, rows: Rows, cache_gib: float, logits: bool) -> ActivationStore:
         return ActivationStore(self.pair, self.base.blocks, rows.tokens, cache_gib, logits)
-
-    def _look_at_base(self) -> tuple[float, float]:
-        """The base's KL on the validation rows, and the seconds that such a look takes."""
-        started = time.monotonic()
-        found = measure(self.objective, self.stores.validation, mapped_by(self.pair, self.base), self.schedule)
-        return found.kl, time.monotonic() - started
 
     def _network(self) -> Network:
         device = self.pair.target.device
         random = None if self.base.random is None else self.base.random.to(device)
         scales = Scales(self.base.blocks, self.outputs, self.schedule.exact, random)
         for some in batches(min(SCALE_ROWS, self.schedule.rows), self.trainer.batch_size):
-            batch = self.stores.training.batch(some)
-            scales.add(batch.source, batch.known, KV(batch.keys, batch.values))
+            batch = self.training.batch(some)
+            scales.add(batch.source, batch.known, batch.own)
         return make_network(self.base, self.spec, scales, self.trainer.seed, device)
 
     def _module(self, network: Network, lr: float) -> TrainedModule:
-        return TrainedModule(network, self.objective, self.stores, self.trainer, lr, self.schedule.half, self.question)
+        stores, cut = (self.training, self.validation), self.schedule.half
+        return TrainedModule(network, self.objective, stores, self.trainer, lr, cut, self.question)
 
     def _announce(self, network: Network, base_kl: float) -> None:
         log.info(
@@ -215,11 +199,8 @@ class _Fitting:
             recorder.load_state_dict(checkpoint.state["callbacks"][recorder.state_key])
             return
         path = None if checkpoint is None else str(checkpoint.path)
-        if not engine.is_global_zero:
-            engine.fit(module, datamodule=self._data(), ckpt_path=path)
-            return
-        with progress("train", self.trainer.max_steps, "steps", done) as advance:
-            recorder.advance = advance
+        bar = progress("train", self.trainer.max_steps, "steps", done) if engine.is_global_zero else nullcontext()
+        with bar as recorder.advance:
             engine.fit(module, datamodule=self._data(), ckpt_path=path)
 
     def _finish(self, network: Network, recorder: Recorder, known: dict[str, Any]) -> TrainedMap:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import lightning as L
@@ -28,21 +27,13 @@ VAL_KL = "val_kl"
 """What the best checkpoint and early stopping are chosen by."""
 
 
-@dataclass(frozen=True)
-class Stores:
-    """Where the activations of rows come from."""
-
-    training: ActivationStore
-    validation: ActivationStore
-
-
 class TrainedModule(L.LightningModule):
     """What Lightning trains.
 
     Args:
         network: from source content to the target's.
         objective: what its content is judged by.
-        stores: activations of the rows that the data module names.
+        stores: activations of the rows that the data module names, to train and to validate on.
         spec: the trainer's settings.
         lr: the peak learning rate.
         cut: where validation rows are cut.
@@ -57,7 +48,7 @@ class TrainedModule(L.LightningModule):
         self,
         network: Network,
         objective: Objective,
-        stores: Stores,
+        stores: tuple[ActivationStore, ActivationStore],
         spec: TrainerSpec,
         lr: float,
         cut: int,
@@ -65,8 +56,8 @@ class TrainedModule(L.LightningModule):
     ) -> None:
         super().__init__()
         self.network = network
-        self.objective, self.stores, self.spec, self.cut = objective, stores, spec, cut
-        self.lr, self.question = lr, question
+        self.objective, self.spec, self.lr, self.cut, self.question = objective, spec, lr, cut, question
+        self.training_store, self.validation_store = stores
         self.searching = False
         self.validated: Measures | None = None
         self.kl = MeanMetric(nan_strategy="error")
@@ -78,7 +69,7 @@ class TrainedModule(L.LightningModule):
         Raises:
             KvxferError: it is not finite.
         """
-        batch = self.stores.training.batch(step.rows)
+        batch = self.training_store.batch(step.rows)
         mapped = self.network(batch.source, batch.known)
         losses = self.objective.losses(batch, mapped, step.split)
         total = self.objective.total(losses)
@@ -93,7 +84,7 @@ class TrainedModule(L.LightningModule):
         Raises:
             KvxferError: the KL is not finite. No checkpoint of such weights is written.
         """
-        batch = self.stores.validation.batch(rows)
+        batch = self.validation_store.batch(rows)
         mapped = self.network(batch.source, batch.known)
         found = self.objective.measures(batch, mapped, self.cut)
         if not math.isfinite(found.kl):

@@ -83,7 +83,7 @@ class Objective:
     @torch.no_grad()
     def measures(self, batch: Activations, mapped: KV, split: int) -> Measures:
         """What the mapped cache is worth in every layer, trained or not; ``batch`` needs logits."""
-        layers = range(len(batch.keys))
+        layers = range(batch.own.layers)
         with torch.autocast(batch.ids.device.type, enabled=False):
             cache = self._cache(batch, mapped, split)
             kl = _divergence(batch, self._followed(batch, cache, split), split)
@@ -109,7 +109,7 @@ class Objective:
                 "leaves nothing mapped or nothing that follows: raise corpus.length or lower corpus.skip_first"
             )
         found = KV([x.float() for x in mapped.keys], [x.float() for x in mapped.values])
-        return self._rotated(found.starting_with(_own(batch).span(0, self.exact)))
+        return self._rotated(found.starting_with(batch.own.span(0, self.exact)))
 
     def _rotated(self, content: KV) -> KV:
         cos, sin = (angles.to(content.keys[0].device) for angles in self.pair.target.cos_sin(content.tokens))
@@ -118,7 +118,7 @@ class Objective:
 
     def _handed(self, batch: Activations, cache: KV, split: int) -> KV:
         """The cache with the continuation's own keys and values."""
-        return self._rotated(_own(batch)).starting_with(cache.span(0, split))
+        return self._rotated(batch.own).starting_with(cache.span(0, split))
 
     def _followed(self, batch: Activations, cache: KV, split: int) -> Followed:
         """What the target makes of the continuation over the mapped prefix."""
@@ -156,13 +156,8 @@ class Objective:
         return torch.stack([_share(*both) for both in zip(true, found, strict=True)])
 
     def _content(self, batch: Activations, mapped: KV) -> Float[Tensor, " outputs"]:
-        true, found = (_columns(kv, self.layers, self.exact) for kv in (_own(batch), mapped))
+        true, found = (_columns(kv, self.layers, self.exact) for kv in (batch.own, mapped))
         return torch.stack([_share(mine, theirs.float()) for mine, theirs in zip(true, found, strict=True)])
-
-
-def _own(batch: Activations) -> KV:
-    """The target's own content."""
-    return KV(batch.keys, batch.values)
 
 
 def _columns(content: KV, layers: Sequence[int], first: int) -> list[Columns]:

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from kvxfer.errors import KvxferError
-from kvxfer.fitting.trained.scales import Scale, Scales
+from kvxfer.fitting.trained.scales import Scales
 from kvxfer.fitting.trained.specs import MLP, Residual
 from kvxfer.maps.blocks import Block, Output
 from kvxfer.maps.linear import LinearLayer
@@ -40,10 +40,10 @@ class Part(nn.Module, ABC):
     def __init__(self, blocks: tuple[Block, ...], outputs: list[Output], scales: Scales) -> None:
         super().__init__()
         self.blocks, self.outputs = blocks, outputs
-        inputs = Scale.joined(scales.of(block) for block in blocks)
+        inputs = [scales.of(block) for block in blocks]
         # Buffers, so that a checkpoint holds what its weights are relative to. Double: export folds them in.
-        self.register_buffer("mean", inputs.mean)
-        self.register_buffer("deviation", inputs.deviation)
+        self.register_buffer("mean", torch.cat([scale.mean for scale in inputs]))
+        self.register_buffer("deviation", torch.cat([scale.deviation for scale in inputs]))
         self.register_buffer("unit", torch.stack([scales.of(output).deviation for output in outputs]))
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -27,12 +27,6 @@ class Scale:
     mean: Float[Tensor, " columns"]
     deviation: Float[Tensor, " columns"]
 
-    @staticmethod
-    def joined(parts: Iterable[Scale]) -> Scale:
-        """The scale of several blocks' columns side by side."""
-        found = list(parts)
-        return Scale(torch.cat([p.mean for p in found]), torch.cat([p.deviation for p in found]))
-
 
 @dataclass
 class _Sums:
@@ -44,7 +38,7 @@ class _Sums:
     second: Tensor | float = 0.0
 
     def add(self, x: Float[Tensor, "tokens columns"]) -> None:
-        shifted = x.double() - self.pilot
+        shifted = x - self.pilot
         self.count += len(x)
         self.first = self.first + shifted.sum(0)
         self.second = self.second + shifted.square().sum(0)
@@ -80,10 +74,9 @@ class Scales:
     def add(self, source: KV, known: TargetTokens, target: KV) -> None:
         """Add some rows: source content, what the target knows of the tokens, and the target's own content."""
         for block in self.blocks:
-            self._add(block, lambda b=block: block_columns(source, known, self.random, b))  # type: ignore[misc]
+            self._add(block, block_columns(source, known, self.random, block))
         for layer, kind in self.outputs:
-            content = getattr(target, kind)[layer]
-            self._add((layer, kind), lambda c=content: c.transpose(1, 2).flatten(2))  # type: ignore[misc]
+            self._add((layer, kind), getattr(target, kind)[layer].transpose(1, 2).flatten(2))
 
     def of(self, what: Block | Output) -> Scale:
         """The scale of a block or an output.
@@ -94,8 +87,6 @@ class Scales:
         name = f"block {what.name}" if isinstance(what, Block) else f"{what[1]} of layer {what[0]}"
         return self._sums[what].scale(name)
 
-    def _add(self, what: Block | Output, read: Callable[[], Tensor]) -> None:
-        x = read()[:, self.exact :].flatten(0, 1)
-        if what not in self._sums:
-            self._sums[what] = _Sums(x.double().mean(0))
-        self._sums[what].add(x)
+    def _add(self, what: Block | Output, columns: Float[Tensor, "rows tokens width"]) -> None:
+        x = columns[:, self.exact :].flatten(0, 1).double()
+        self._sums.setdefault(what, _Sums(x.mean(0))).add(x)

@@ -27,18 +27,9 @@ def mapped_by(pair: Pair, cache_map: CacheMap) -> Look:
     return lambda batch: mapper.map(batch.source, batch.ids)
 
 
-def measure(objective: Objective, store: ActivationStore, look: Look, schedule: Schedule) -> Measures:
-    """A look at all rows of a store, as a training validates."""
-    found = []
-    for rows in batches(len(store), schedule.batch_size):
-        batch = store.batch(rows)
-        found.append(objective.measures(batch, look(batch), schedule.half))
-    return Measures.over(found)
-
-
 @torch.inference_mode()
 def report(objective: Objective, store: ActivationStore, look: Look, schedule: Schedule) -> dict[str, Any]:
-    """The same as plain JSON, with the R² of every output as a fit records it.
+    """A look at all rows of a store, as a training validates, with the R² of every output as a fit records it.
 
     Returns:
         ``kl`` (nats per token), ``cosine`` and ``attention_score`` (means over target layers), ``layers`` (both for
@@ -49,7 +40,7 @@ def report(objective: Objective, store: ActivationStore, look: Look, schedule: S
         batch = store.batch(rows)
         mapped = look(batch)
         errors = errors or MappedErrors(mapped.layers)
-        errors.add(KV(batch.keys, batch.values), mapped, schedule.exact, schedule.length)
+        errors.add(batch.own, mapped, schedule.exact, schedule.length)
         found.append(objective.measures(batch, mapped, schedule.half))
     measures = Measures.over(found)
     cosine, score = measures.cosine.tolist(), measures.attention_score.tolist()

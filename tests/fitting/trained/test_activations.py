@@ -55,7 +55,7 @@ def test_a_batch_is_what_the_models_make_of_its_rows(dtype: torch.dtype) -> None
     assert known.layer0 is not None
     assert found.known.layer0 is not None
     wanted = {
-        "ids": ids, "source": source, "keys": own.keys, "values": own.values, "queries": queries,
+        "ids": ids, "source": source, "own": own, "queries": queries,
         "attention": pair.target.observe(ids).attention, "logits": pair.target.logits(ids),
         "embeddings": known.embeddings, "layer0": known.layer0.keys,
     }  # fmt: skip
@@ -107,7 +107,7 @@ def test_what_is_read_in_inference_mode_serves_a_step_with_gradients(pair: Pair)
         first = store.batch([0, 1])
     for found in (first, store.batch([0, 1])):
         weight = torch.ones((), requires_grad=True)
-        (found.queries[0] * found.keys[0].mean() * weight).sum().backward()
+        (found.queries[0] * found.own.keys[0].mean() * weight).sum().backward()
         assert weight.grad is not None
         assert not any(tensor.is_inference() for tensor in tensors(found))
 

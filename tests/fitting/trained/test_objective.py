@@ -57,7 +57,7 @@ def leaves(content: KV) -> list[Tensor]:
 
 def changed(batch: Activations, change: Callable[[Tensor], Tensor], layer: int = 0, kind: str = "keys") -> KV:
     """The true content but for one layer's keys or values."""
-    content = KV(list(batch.keys), list(batch.values))
+    content = KV(list(batch.own.keys), list(batch.own.values))
     tensors = getattr(content, kind)
     tensors[layer] = change(tensors[layer].clone())
     return content
