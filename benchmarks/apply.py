@@ -13,8 +13,10 @@ rounds. The last line is the fraction of the longest prompt: 1 would be as fast 
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -23,9 +25,12 @@ from kvxfer.evals.latency.clocks import Stopwatch, machine, peak_bandwidth, peak
 from kvxfer.evals.latency.costs import Work, map_work
 from kvxfer.experiment.config import compose, to_settings
 from kvxfer.experiment.settings import TrainSettings
-from kvxfer.fitting.random_maps import random_map, with_random_trunks
+from kvxfer.fitting.random_maps import random_map
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import CacheMap
+from kvxfer.maps.blocks import Output
+from kvxfer.maps.linear import LinearLayer
+from kvxfer.maps.trunks import Trunk
 from kvxfer.models.hf import resolve_device
 from kvxfer.models.kv import KV
 from kvxfer.models.pair import Pair, load_pair, random_pair
@@ -55,6 +60,36 @@ class Timed:
         return (
             f"| {self.tokens} | {work} | {' | '.join(medians)} | {statistics.mode(self.bounds)} | {self.fraction:.2f} |"
         )
+
+
+def with_random_trunks(cache_map: CacheMap, hidden: int, depth: int, share: bool, instead: bool) -> CacheMap:
+    """The map with random trunks over the columns that its outputs read.
+
+    Args:
+        hidden, depth: the width and number of the hidden layers, which are followed by a ReLU.
+        share: outputs that read the same columns share a trunk; otherwise each has one of its own.
+        instead: the outputs' linear parts are left out.
+    """
+    generator = torch.Generator().manual_seed(1)
+
+    def drawn(inputs: int, columns: int) -> torch.Tensor:
+        return torch.randn(inputs, columns, generator=generator) / inputs**0.5
+
+    readers: dict[Any, list[Output]] = {}
+    for output, layer in cache_map.layers.items():
+        readers.setdefault(layer.blocks if share else output, []).append(output)
+    trunks = []
+    for outputs in readers.values():
+        layer = cache_map.layers[outputs[0]]
+        widths = [layer.weight.shape[0] * layer.weight.shape[1]] + [hidden] * depth
+        weights = tuple(drawn(a, b) for a, b in itertools.pairwise(widths))
+        readouts = {output: drawn(hidden, cache_map.width) for output in outputs}
+        trunks.append(Trunk(layer.blocks, weights, tuple(torch.zeros(hidden) for _ in weights), "relu", readouts))
+    layers = cache_map.layers
+    if instead:
+        nothing = torch.zeros(1, 0, cache_map.width)
+        layers = {output: LinearLayer((), nothing, layer.bias) for output, layer in layers.items()}
+    return CacheMap(layers, cache_map.manifest, cache_map.random, tuple(trunks))
 
 
 def load(settings: TrainSettings, device: torch.device, args: argparse.Namespace) -> tuple[Pair, CacheMap]:

@@ -76,7 +76,7 @@ def _layout(pair: Pair, layers: list[int]) -> Layout:
 def _moments(pair: Pair, layers: list[int], rows: Rows, spec: CalibrationSpec, skip_first: int, home: str) -> Moments:
     """The moments of some source layers over a few rows, without those that have a non-finite value."""
     moments = Moments(_layout(pair, layers), home)
-    extract = Extractor(pair, moments.layout, rows.tokens.shape[1], skip_first, spec.stride)
+    extract = Extractor(pair, moments.layout, spec.kept(rows.tokens.shape[1], skip_first))
     for ids in rows.tokens.split(spec.batch_size):
         source, target = pair.source.prefill(ids), pair.target.prefill(ids)
         good = finite_rows(source, target)

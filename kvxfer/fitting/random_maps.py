@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,9 +12,9 @@ from torch import Tensor
 from kvxfer.errors import KvxferError
 from kvxfer.fitting.closed import HeadLocal, Ridge, Solver
 from kvxfer.maps.artifact import CacheMap
-from kvxfer.maps.blocks import KINDS, RANDOM, Features, Output
+from kvxfer.maps.blocks import KINDS, RANDOM
+from kvxfer.maps.columns import extra_widths
 from kvxfer.maps.linear import LinearLayer
-from kvxfer.maps.trunks import Trunk
 from kvxfer.models.pair import Pair
 
 
@@ -64,7 +63,8 @@ def _layer(pair: Pair, solver: Ridge | HeadLocal, kind: str, chosen: list[int], 
     geometry = pair.target.geometry
     width, features = geometry.kv_width, solver.features
     blocks = features.blocks(kind, chosen)
-    read = width * sum(block.is_source for block in blocks) + _extra_columns(features, pair)
+    widths = extra_widths(features, pair)
+    read = sum(widths.get(block.kind, width) for block in blocks)
     groups = geometry.kv_heads if isinstance(solver, HeadLocal) else 1
     columns = width // groups
     ranks = solver.rank.ranks(solver.rank_width(width, geometry.kv_heads))
@@ -79,35 +79,3 @@ def _layer(pair: Pair, solver: Ridge | HeadLocal, kind: str, chosen: list[int], 
 def _normal(shape: tuple[int, int, int], inputs: int, draw: torch.Generator) -> Float[Tensor, "groups rows columns"]:
     """Numbers that keep the size of what they multiply."""
     return torch.randn(shape, generator=draw) / inputs**0.5
-
-
-def _extra_columns(features: Features, pair: Pair) -> int:
-    """Columns of the blocks that no source layer gives."""
-    widths = {"embedding": pair.target.geometry.hidden, "source_hidden": pair.source.geometry.hidden}
-    return sum(widths.get(block.kind, pair.target.geometry.kv_width) for block in features.extras)
-
-
-def with_random_trunks(cache_map: CacheMap, hidden: int, depth: int, share: bool, instead: bool) -> CacheMap:
-    """The map with random trunks over the columns that its outputs read.
-
-    Args:
-        hidden, depth: the width and number of the hidden layers, which are followed by a ReLU.
-        share: outputs that read the same columns share a trunk; otherwise each has one of its own.
-        instead: the outputs' linear parts are left out.
-    """
-    draw = torch.Generator().manual_seed(1)
-    readers: dict[Any, list[Output]] = {}
-    for output, layer in cache_map.layers.items():
-        readers.setdefault(layer.blocks if share else output, []).append(output)
-    trunks = []
-    for outputs in readers.values():
-        layer = cache_map.layers[outputs[0]]
-        widths = [layer.weight.shape[0] * layer.weight.shape[1]] + [hidden] * depth
-        weights = tuple(_normal((1, a, b), a, draw)[0] for a, b in itertools.pairwise(widths))
-        readouts = {output: _normal((1, hidden, cache_map.width), hidden, draw)[0] for output in outputs}
-        trunks.append(Trunk(layer.blocks, weights, tuple(torch.zeros(hidden) for _ in weights), "relu", readouts))
-    layers = cache_map.layers
-    if instead:
-        nothing = torch.zeros(1, 0, cache_map.width)
-        layers = {output: LinearLayer((), nothing, layer.bias) for output, layer in layers.items()}
-    return CacheMap(layers, cache_map.manifest, cache_map.random, tuple(trunks))

@@ -12,12 +12,11 @@ from torch import Tensor
 
 from kvxfer.errors import KvxferError
 from kvxfer.maps.blocks import RANDOM, Block
-from kvxfer.maps.columns import TargetTokens, extra_widths, hidden_states, read_source
+from kvxfer.maps.columns import TargetTokens, block_columns, columns, extra_widths, read_source
 from kvxfer.maps.random_features import RandomFeatures, random_columns
 from kvxfer.models import rope
-from kvxfer.models.hf import LoadedModel
 from kvxfer.models.kv import KV, LayerTensors
-from kvxfer.models.pair import Pair, Side
+from kvxfer.models.pair import Pair
 from kvxfer.moments.checkpoints import PassState
 from kvxfer.moments.layout import Layout
 from kvxfer.moments.random_file import RANDOM_FILE, keep_random
@@ -36,48 +35,24 @@ def layout_for(pair: Pair, spec: CalibrationSpec, kept: Sequence[Sequence[int]] 
     return Layout.of(spec.features, layers, target.layers, source.kv_width, target.kv_heads, widths, kept)
 
 
-def kept_positions(length: int, skip_first: int, stride: int) -> Tensor:
-    """The positions of a row that enter the moments."""
-    return torch.arange(skip_first, length, stride)
-
-
 class Extractor:
     """Content of the kept tokens of a batch, as blocks and outputs in a layout's order.
 
-    ``random`` are the random features that the pass keeps beside its moments, if the layout has any.
+    ``kept`` are their positions in a row. ``random`` are the random features that the pass keeps beside its moments, if
+    the layout has any.
     """
 
-    def __init__(
-        self,
-        pair: Pair,
-        layout: Layout,
-        length: int,
-        skip_first: int,
-        stride: int,
-        random: RandomFeatures | None = None,
-    ) -> None:
-        self.pair, self.layout = pair, layout
-        self.kept = kept_positions(length, skip_first, stride)
-        self.angles = {which: pair.side(which).cos_sin(length) for which in ("source", "target")}
+    def __init__(self, pair: Pair, layout: Layout, kept: range, random: RandomFeatures | None = None) -> None:
+        self.pair, self.layout, self.kept = pair, layout, torch.tensor(kept)
         self.random = None if random is None else random.to(pair.source.device)
 
-    def _columns(self, which: Side, kv: KV, layer: int, kind: str, offset: int) -> Float[Tensor, "tokens width"]:
-        """One layer's kept tokens (or those ``-offset`` before them; zeros before the row's start)."""
-        model: LoadedModel = self.pair.side(which)
-        positions = (self.kept + offset).clamp_min(0).to(model.device)
-        tensor = getattr(kv, kind)[layer][:, :, positions].float()
-        if kind == "keys":
-            cos, sin = self.angles[which]
-            tensor = rope.strip(tensor, cos[positions], sin[positions], model.geometry.rotary.scaling)
-        tensor = tensor.transpose(1, 2).flatten(2)
-        if offset:
-            tensor = tensor * (self.kept + offset >= 0).to(tensor)[:, None]
-        return tensor.flatten(0, 1)
+    def _at_kept(self, x: Float[Tensor, "batch tokens width"]) -> Float[Tensor, "kept width"]:
+        return x[:, self.kept.to(x.device)].flatten(0, 1)
 
     def queries(self, rotated: LayerTensors) -> list[Float[Tensor, "batch heads kept dim"]]:
         """The target's content queries of the kept tokens."""
         kept = self.kept.to(self.pair.target.device)
-        cos, sin = (angles[kept] for angles in self.angles["target"])
+        cos, sin = (angles[kept] for angles in self.pair.target.cos_sin(rotated[0].shape[2]))
         scaling = self.pair.target.geometry.rotary.scaling
         return [rope.strip(query[:, :, kept], cos, sin, scaling) for query in rotated]
 
@@ -87,30 +62,26 @@ class Extractor:
         for query, keys, scale in zip(rotated, target.keys, scales, strict=True):
             yield token_weights(attention_received(query, keys, scale), self.kept, clip).flatten()
 
-    def _block(self, source: KV, known: TargetTokens, block: Block) -> Float[Tensor, "tokens width"]:
-        """The columns of one feature block at the kept tokens."""
-        if block.is_source:
-            return self._columns("source", source, block.layer, block.kind, block.offset)
-        if block.kind in RANDOM:
-            return random_columns(self.random, block, lambda b: self._columns("source", source, b.layer, b.kind, 0))
-        columns = hidden_states(source).float() if block.kind == "source_hidden" else known.columns(block)
-        return columns[:, self.kept.to(columns.device)].flatten(0, 1)
+    def _features(self, source: KV, known: TargetTokens) -> Float[Tensor, "kept columns"]:
+        """The columns of all blocks at the kept tokens; random features are computed of these alone."""
+
+        def of(block: Block) -> Float[Tensor, "kept width"]:
+            return self._at_kept(block_columns(source, known, None, block))
+
+        blocks = self.layout.blocks
+        return torch.cat([random_columns(self.random, b, of) if b.kind in RANDOM else of(b) for b in blocks], dim=1)
 
     def __call__(
         self, source: KV, target: KV, ids: Int[Tensor, "rows length"]
     ) -> tuple[Float[Tensor, "tokens columns"], Float[Tensor, "tokens outputs width"]]:
         """Features (every block's columns side by side) and outputs of rows that both models have read."""
         known = TargetTokens.of(self.pair, ids, self.layout.blocks)
-        x = [self._block(source, known, block) for block in self.layout.blocks]
-        y = [self._columns("target", target, layer, kind, 0) for layer, kind in self.layout.outputs]
+        x = self._features(self.pair.content("source", source), known)
+        own = self.pair.content("target", target)
+        y = [self._at_kept(columns(own, Block(layer, kind))) for layer, kind in self.layout.outputs]
         # No float64 on Apple's GPUs; elsewhere products are taken where the tensors are.
         products = "cpu" if self.pair.source.device.type == "mps" else self.pair.source.device
-        return torch.cat(x, dim=1).to(products), torch.stack(y, dim=1).to(products)
-
-
-def _target_pass(pair: Pair, ids: Tensor, with_queries: bool) -> tuple[KV, LayerTensors]:
-    """The target's cache, and each layer's rotated queries if they are wanted."""
-    return pair.target.queries(ids) if with_queries else (pair.target.prefill(ids), [])
+        return x.to(products), torch.stack(y, dim=1).to(products)
 
 
 def finite_rows(*caches: KV) -> Tensor:
@@ -137,13 +108,15 @@ def accumulate(
     length = next(iter(rows.values())).tokens.shape[1]
     total = sum(len(r) for r in rows.values())
     random = keep_random(state.layout, state.work / RANDOM_FILE)
-    extract = Extractor(pair, state.layout, length, skip_first, spec.stride, random)
+    extract = Extractor(pair, state.layout, spec.kept(length, skip_first), random)
     saved = time.monotonic()
     for split in CALIBRATION_SPLITS[CALIBRATION_SPLITS.index(state.split) :] if state.split else ():
-        for start, ids in _batches(rows[split].tokens, spec.batch_size, state.next_row):
+        for start in range(state.next_row, len(rows[split]), spec.batch_size):
+            ids = rows[split].tokens[start : start + spec.batch_size]
             source = read_source(pair, ids, state.layout.blocks)
             metrics = spec.metrics and split == "fit"
-            target, queries = _target_pass(pair, ids, metrics or spec.weighs(split))
+            asked = metrics or spec.weighs(split)
+            target, queries = pair.target.queries(ids) if asked else (pair.target.prefill(ids), [])
             good = finite_rows(source, target)
             if not good.all():
                 queries = [query[good] for query in queries]
@@ -166,11 +139,6 @@ def accumulate(
                 state.save()
                 saved = time.monotonic()
         state.finish_split(CALIBRATION_SPLITS)
-
-
-def _batches(tokens: Tensor, size: int, first: int) -> Iterator[tuple[int, Tensor]]:
-    for start in range(first, len(tokens), size):
-        yield start, tokens[start : start + size]
 
 
 def _check_bad(state: PassState, spec: CalibrationSpec, total: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from kvxfer.moments.query_metric import QueryMoments
 from kvxfer.moments.sinks import SinkCounter
 from kvxfer.moments.spec import WEIGHTED_SPLITS
 
-_POINTER = "checkpoint.json"
+_POINTER, _WEIGHTED = "checkpoint.json", "weighted.{}.safetensors"
 
 
 def weighted_file(split: str, layer: int) -> str:
@@ -30,58 +29,43 @@ def weighted_file(split: str, layer: int) -> str:
     return f"weighted.{split}.{layer}.safetensors"
 
 
-@dataclass
-class PassState:
-    """How far a pass has come. Finished splits lie in ``work`` as moments files; ``split`` is None at the end.
+_SAVED = ("split", "next_row", "tokens_read", "bad_rows", "number")
 
-    ``weighted`` holds the current split's moments of each target layer whose tokens are weighed, if any are.
-    ``seconds`` are those of earlier processes, up to the checkpoint that this one goes on from.
+
+class PassState:
+    """How far a pass has come: as far as the last checkpoint in ``work``, or nowhere yet.
+
+    Finished splits lie in ``work`` as moments files; ``split`` is None at the end. ``weighted`` holds the current
+    split's moments of each target layer whose tokens are weighed, if any are. ``seconds`` are those of earlier
+    processes, up to the checkpoint that this one goes on from.
     """
 
-    work: Path
-    layout: Layout
-    home: str | torch.device
-    moments: Moments
-    sinks: dict[str, SinkCounter]
-    queries: QueryMoments
-    weighing: bool = False
-    weighted: dict[int, Moments] = field(default_factory=dict)
-    split: str | None = "fit"
-    next_row: int = 0
-    tokens_read: int = 0
-    bad_rows: list[list[Any]] = field(default_factory=list)
-    number: int = 0
-    seconds: float = 0.0
-    started: float = field(init=False)
+    def __init__(
+        self, work: Path, layout: Layout, home: str | torch.device, target: Geometry, weighing: bool = False
+    ) -> None:
+        self.work, self.layout, self.home, self.weighing = work, layout, home, weighing
+        self.sinks = {which: SinkCounter(target.vocabulary) for which in ("source", "target")}
+        self.queries = QueryMoments(target.layers, target.kv_heads, target.head_dim)
+        self.moments = Moments(layout, home)
+        self.split: str | None = "fit"
+        self.next_row = self.tokens_read = self.number = 0
+        self.bad_rows: list[list[Any]] = []
+        self.seconds, self.started = 0.0, time.monotonic()
+        if (work / _POINTER).exists():
+            vars(self).update(read_json(work / _POINTER))
+            for name, part in self._counters().items():
+                vars(part).update(load_file(self._folder / f"{name}.safetensors"))
+        self.weighted = self._fresh_weighted()
+        if self.next_row:
+            self.moments = Moments.load(self._folder / "moments.safetensors", home)
+            self.weighted = {n: Moments.load(self._folder / _WEIGHTED.format(n), home) for n in self.weighted}
 
-    def __post_init__(self) -> None:
-        self.started = time.monotonic()
+    @property
+    def _folder(self) -> Path:
+        return self.work / f"checkpoint-{self.number}"
 
-    @staticmethod
-    def resume(
-        work: Path, layout: Layout, home: str | torch.device, target: Geometry, weighing: bool = False
-    ) -> PassState:
-        """The last saved state, or a fresh one."""
-        sinks = {which: SinkCounter(target.vocabulary) for which in ("source", "target")}
-        queries = QueryMoments(target.layers, target.kv_heads, target.head_dim)
-        state = PassState(work, layout, home, Moments(layout, home), sinks, queries, weighing)
-        if not (work / _POINTER).exists():
-            state.weighted = state._fresh_weighted()
-            return state
-        saved = read_json(work / _POINTER)
-        for name in ("split", "next_row", "tokens_read", "bad_rows", "number"):
-            setattr(state, name, saved[name])
-        # Checkpoints from before they said it.
-        state.seconds = saved.get("seconds", 0.0)
-        folder = work / f"checkpoint-{state.number}"
-        for which, counter in sinks.items():
-            counter.restore(load_file(folder / f"sinks.{which}.safetensors"))
-        queries.restore(load_file(folder / "queries.safetensors"))
-        state.weighted = state._fresh_weighted()
-        if state.next_row:
-            state.moments = Moments.load(folder / "moments.safetensors", home)
-            state.weighted = {n: Moments.load(folder / f"weighted.{n}.safetensors", home) for n in state.weighted}
-        return state
+    def _counters(self) -> dict[str, SinkCounter | QueryMoments]:
+        return {**{f"sinks.{which}": counter for which, counter in self.sinks.items()}, "queries": self.queries}
 
     def _fresh_weighted(self) -> dict[int, Moments]:
         """Empty weighted moments of every target layer, if the current split has any."""
@@ -106,19 +90,16 @@ class PassState:
     def save(self) -> None:
         """Write a new checkpoint, point to it in one step, then drop the one before."""
         old, self.number = self.number, self.number + 1
-        folder = self.work / f"checkpoint-{self.number}"
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-        for which, counter in self.sinks.items():
-            save_file(counter.state(), folder / f"sinks.{which}.safetensors")
-        save_file(self.queries.state(), folder / "queries.safetensors")
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.mkdir()
+        for name, part in self._counters().items():
+            save_file(vars(part), self._folder / f"{name}.safetensors")
         if self.next_row:
-            self.moments.save(folder / "moments.safetensors")
+            self.moments.save(self._folder / "moments.safetensors")
             for layer, moments in self.weighted.items():
-                moments.save(folder / f"weighted.{layer}.safetensors")
-        names = ("split", "next_row", "tokens_read", "bad_rows", "number")
+                moments.save(self._folder / _WEIGHTED.format(layer))
         seconds = self.seconds + time.monotonic() - self.started
-        write_json(self.work / _POINTER, {**{name: getattr(self, name) for name in names}, "seconds": seconds})
+        write_json(self.work / _POINTER, {**{name: getattr(self, name) for name in _SAVED}, "seconds": seconds})
         shutil.rmtree(self.work / f"checkpoint-{old}", ignore_errors=True)
 
     def finish_split(self, splits: Sequence[str]) -> None:

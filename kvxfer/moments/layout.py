@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -146,29 +146,16 @@ class Layout:
         """FLOPs that one kept token costs."""
         return 2.0 * self._products_per_token()
 
-    def to_dict(self) -> dict[str, object]:
-        """Plain JSON types."""
-        return {
-            "blocks": [block.name for block in self.blocks],
-            "widths": list(self.widths),
-            "outputs": [[layer, kind] for layer, kind in self.outputs],
-            "products": [list(p) for p in self.products],
-            "targets": [list(t) for t in self.targets],
-            "heads": self.heads,
-            "dim": self.dim,
-            **({} if self.kept is None else {"kept": [list(layers) for layers in self.kept]}),
-        }
+    def to_dict(self) -> dict[str, Any]:
+        """What JSON can hold."""
+        return {**asdict(self), "blocks": [block.name for block in self.blocks]}
 
     @staticmethod
     def from_dict(data: dict[str, Any]) -> Layout:
-        """The layout of its JSON form."""
-        return Layout(
-            tuple(Block.parse(name) for name in data["blocks"]),
-            tuple(data["widths"]),
-            tuple((layer, kind) for layer, kind in data["outputs"]),
-            tuple(tuple(p) for p in data["products"]),
-            tuple(tuple(t) for t in data["targets"]),
-            data["heads"],
-            data["dim"],
-            tuple(tuple(layers) for layers in data["kept"]) if "kept" in data else None,
-        )
+        """The layout of its JSON form, where tuples are lists."""
+        blocks = tuple(Block.parse(name) for name in data["blocks"])
+        return Layout(**{**{name: _tuples(value) for name, value in data.items()}, "blocks": blocks})
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(each) for each in value) if isinstance(value, list) else value

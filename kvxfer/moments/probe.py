@@ -5,13 +5,13 @@ It is read without a model or a pair; ``probing`` makes it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from jaxtyping import Float
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -41,10 +41,10 @@ class Probe:
         tensors: by name. Of each row: ``source.keys.<layer>``, ``source.values.<layer>``, ``target.keys.<layer>``,
             ``target.values.<layer>`` and ``target.queries.<layer>`` (content, float32, ``[rows, heads, tokens, dim]``),
             ``target.embeddings`` and ``source.hidden`` (if a design reads them: ``[rows, tokens, hidden]``),
-            ``tokens`` and ``good`` (whether
-            all of the row is finite). Of all rows: ``cos`` and ``sin`` of the target's positions, ``scaling`` of its
-            rotary embedding, ``scale`` of each layer's softmax, ``target.output.<layer>`` (W_O, ``[hidden, query heads
-            * dim]``), and ``exact``, how many first tokens no map is fitted on.
+            ``tokens`` and ``good`` (whether all of the row is finite). Of all rows: ``cos`` and ``sin`` of the target's
+            positions, ``scaling`` of its rotary embedding, ``scale`` of each layer's softmax,
+            ``target.output.<layer>`` (W_O, ``[hidden, query heads * dim]``), and ``exact``, how many first tokens no
+            map is fitted on.
         random: the random features of the calibration, if it kept any.
     """
 
@@ -53,8 +53,11 @@ class Probe:
 
     @staticmethod
     def load(path: Path, random: RandomFeatures | None = None) -> Probe:
-        """The probe of a calibration with these random features; its tensors are read when they are asked for."""
-        return Probe(_Stored(path), random)
+        """The probe of a calibration with these random features; a large pair's is gigabytes, mapped and not read."""
+        try:
+            return Probe(load_file(path), random)
+        except (OSError, SafetensorError) as error:
+            raise KvxferError(f"{path} is not readable ({error}): calibrate again with force=true") from error
 
     @property
     def exact(self) -> int:
@@ -78,28 +81,6 @@ class Probe:
     def design(self, blocks: tuple[Block, ...]) -> Float[Tensor, "rows tokens features"]:
         """The columns of a design, side by side."""
         return torch.cat([self.columns(block) for block in blocks], dim=-1)
-
-
-class _Stored(Mapping[str, Tensor]):
-    """The tensors of a file, each read when it is asked for: a large pair's probe is gigabytes."""
-
-    def __init__(self, path: Path) -> None:
-        try:
-            self._file = safe_open(path, framework="pt")
-        except (OSError, SafetensorError) as error:
-            raise KvxferError(f"{path} is not readable ({error}): calibrate again with force=true") from error
-        self._names = set(self._file.keys())
-
-    def __getitem__(self, name: str) -> Tensor:
-        if name not in self._names:
-            raise KeyError(name)
-        return self._file.get_tensor(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
 
 
 def merge_probes(shares: list[Path], rows: int, path: Path) -> None:

@@ -9,7 +9,7 @@ from jaxtyping import Int
 from safetensors.torch import save_file
 from torch import Tensor
 
-from kvxfer.maps.columns import hidden_states, read_source
+from kvxfer.maps.columns import read_source
 from kvxfer.models import rope
 from kvxfer.models.pair import Pair
 from kvxfer.moments.calibration import finite_rows
@@ -56,8 +56,8 @@ def _row(pair: Pair, ids: Int[Tensor, "1 tokens"], layout: Layout) -> dict[str, 
     found = {f"{name}.{layer}": x.cpu() for name, layers in named.items() for layer, x in enumerate(layers)}
     if any(block.kind == "embedding" for block in layout.blocks):
         found["target.embeddings"] = pair.target.embeddings(ids).cpu()
-    if any(block.kind == "source_hidden" for block in layout.blocks):
-        found["source.hidden"] = hidden_states(cached).float().cpu()
+    if source.hidden is not None:
+        found["source.hidden"] = source.hidden.cpu()
     return {**found, "good": finite_rows(cached, kv)}
 
 
@@ -65,9 +65,7 @@ def probe_bytes(pair: Pair, layout: Layout, rows: int, tokens: int) -> int:
     """Bytes of the probe of so many rows, but for a handful of scalars."""
     s, t = pair.source.geometry, pair.target.geometry
     a_token = 2 * s.layers * s.kv_width + t.layers * (2 * t.kv_width + t.heads * t.head_dim)
-    if any(block.kind == "embedding" for block in layout.blocks):
-        a_token += t.hidden
-    if any(block.kind == "source_hidden" for block in layout.blocks):
-        a_token += s.hidden
+    extras = {"embedding": t.hidden, "source_hidden": s.hidden}
+    a_token += sum(extras.get(kind, 0) for kind in {block.kind for block in layout.blocks})
     outputs = t.layers * t.hidden * t.heads * t.head_dim * pair.target.dtype.itemsize
     return rows * tokens * (4 * a_token + 8) + 4 * 2 * tokens * t.rotary.dim + outputs

@@ -72,7 +72,7 @@ class Metrics:
             raise KvxferError(f"{path} is missing: this calibration kept no metrics; set calibration.metrics=true")
         raw = load_file(path)
         queries = QueryMoments(*raw["sum"].shape)
-        queries.restore({name: raw[name] for name in queries.state()})
+        vars(queries).update({name: raw[name] for name in vars(queries)})
         found = {}
         for layer, values in enumerate(raw["values"]):
             averaged = average_over_distances(queries.covariance(layer), raw["cos"], raw["sin"])
@@ -91,7 +91,7 @@ def save_metrics(path: Path, pair: Pair, queries: QueryMoments, longest: int) ->
     # Attention scaling multiplies queries and keys, so it enters a score twice.
     scaling = pair.target.geometry.rotary.scaling**2
     angles = {"cos": cos.cpu()[at] * scaling, "sin": sin.cpu()[at] * scaling}
-    save_file({**queries.state(), **angles, "values": pair.target.output_grams().cpu()}, path)
+    save_file({**vars(queries), **angles, "values": pair.target.output_grams().cpu()}, path)
 
 
 def merge_metrics(shares: list[Path], path: Path) -> None:
@@ -123,7 +123,10 @@ def distances(longest: int) -> list[int]:
 
 
 class QueryMoments:
-    """Centred second moments of a target's content queries, pooled over the query heads of each KV head."""
+    """Centred second moments of a target's content queries, pooled over the query heads of each KV head.
+
+    Its attributes are tensors, and are its state.
+    """
 
     def __init__(self, layers: int, heads: int, dim: int) -> None:
         self.count = torch.zeros(1, dtype=torch.float64)
@@ -143,10 +146,3 @@ class QueryMoments:
         """The covariance of one layer's queries."""
         mean = self.sum[layer] / self.count
         return self.square[layer] / self.count - mean[..., :, None] * mean[..., None, :]
-
-    def state(self) -> dict[str, Tensor]:
-        """Every tensor, by name."""
-        return {"count": self.count, "sum": self.sum, "square": self.square}
-
-    def restore(self, state: dict[str, Tensor]) -> None:
-        self.count, self.sum, self.square = state["count"], state["sum"], state["square"]

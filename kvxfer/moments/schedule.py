@@ -11,7 +11,7 @@ import torch
 
 from kvxfer.errors import KvxferError
 from kvxfer.models.pair import Pair
-from kvxfer.moments.calibration import kept_positions, layout_for
+from kvxfer.moments.calibration import layout_for
 from kvxfer.moments.layout import Layout
 from kvxfer.moments.probe_pass import probe_bytes
 from kvxfer.moments.spec import CALIBRATION_SPLITS, WEIGHTED_SPLITS, CalibrationSpec
@@ -86,7 +86,7 @@ def plan_pass(
     Raises:
         KvxferError: nothing is kept, or the moments fit neither the device nor the host.
     """
-    tokens = len(kept_positions(length, skip_first, spec.stride))
+    tokens = len(spec.kept(length, skip_first))
     first = None
     if spec.keep_layers is not None and kept is None:
         kept = neighbours(pair, spec, spec.keep_layers)

@@ -19,7 +19,8 @@ SHARE, OCCURRENCES = 0.5, 8
 class SinkCounter:
     """Counts outliers of one model's cache by position and by token; norms do not change under rotation.
 
-    A token is an outlier if its key or value norm is one, in any layer, against the median of its own row.
+    A token is an outlier if its key or value norm is one, in any layer, against the median of its own row. All
+    attributes are tensors, and are the state.
     """
 
     def __init__(self, vocabulary: int) -> None:
@@ -47,13 +48,6 @@ class SinkCounter:
         size = self.by_token.shape[1]
         self.by_token[0] += torch.bincount(later[flags], minlength=size)
         self.by_token[1] += torch.bincount(later, minlength=size)
-
-    def state(self) -> dict[str, Tensor]:
-        """Every tensor, by name."""
-        return {"by_position": self.by_position, "by_token": self.by_token, "ratio": self.ratio}
-
-    def restore(self, state: dict[str, Tensor]) -> None:
-        self.by_position, self.by_token, self.ratio = state["by_position"], state["by_token"], state["ratio"]
 
     def report(self, tokenizer: Any) -> dict[str, Any]:
         """Positions, and tokens after the first position, that are outliers at least half of the time."""

@@ -90,6 +90,10 @@ class CalibrationSpec:
         """Whether a split's tokens are weighed too."""
         return self.weights != "none" and split in WEIGHTED_SPLITS
 
+    def kept(self, length: int, skip_first: int) -> range:
+        """The positions of a row that enter the moments."""
+        return range(skip_first, length, self.stride)
+
     def source_layers(self, available: int) -> list[int]:
         """The candidate source layers, checked against the source's depth."""
         if self.layers is None:

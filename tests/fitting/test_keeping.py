@@ -95,7 +95,7 @@ def test_the_best_single_layers_are_kept(tiny_pair: Pair, tmp_path: Path, caplog
         ids = load_rows(settings.corpus, tiny_pair.tokenizer, split).tokens[:4]
         layout = layout_for(tiny_pair, CalibrationSpec(features=DESIGNS["both"]))
         moments[split] = Moments(layout)
-        extract = Extractor(tiny_pair, layout, LENGTH, 4, 1)
+        extract = Extractor(tiny_pair, layout, range(4, LENGTH))
         moments[split].update(*extract(tiny_pair.source.prefill(ids), tiny_pair.target.prefill(ids), ids))
     engine = Engine(Ridge(k=1, features=DESIGNS["both"]), Splits(**moments, held_out=moments["validation"]))
     for source in range(2):
@@ -183,7 +183,7 @@ def test_weighted_moments_are_those_of_the_targets_attention(keep: int | None, t
     splits = load_splits(path)
     assert splits.weighted is not None
     scales, kept = tiny_pair.target.softmax_scales(), torch.arange(4, LENGTH, 3)
-    extract = Extractor(tiny_pair, splits.fit.layout, LENGTH, 4, 3)
+    extract = Extractor(tiny_pair, splits.fit.layout, range(4, LENGTH, 3))
     for split in WEIGHTED_SPLITS:
         ids = load_rows(settings.corpus, tiny_pair.tokenizer, split).tokens
         target, queries = tiny_pair.target.queries(ids)

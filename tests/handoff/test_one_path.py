@@ -21,7 +21,7 @@ from tests.random_maps import identity_map
 from tests.small_runs import TEXT_ROWS, TOY_ROWS, little, run, toy_models, write_text
 
 HANDOFF, CONTENT_ERRORS = "handoff", "kvxfer.maps.content_errors"
-NETWORK, LOOKS = "kvxfer.fitting.trained.networks", "kvxfer.fitting.trained.scoring"
+NETWORK, LOOKS = "kvxfer.fitting.trained.networks", "kvxfer.fitting.trained.loop"
 TIMED = "kvxfer.experiment.stages.trained_records"
 OPTIONS = sorted(file.stem for file in (config_directory() / "eval").glob("*.yaml") if file.stem != "full")
 """``full`` runs these and nothing of its own."""

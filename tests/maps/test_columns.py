@@ -51,7 +51,7 @@ def make_map(pair: Pair, seed: int = 3) -> CacheMap:
 def test_calibration_and_the_map_read_the_same_columns(tiny_pair: Pair, ids: torch.Tensor, skip: int) -> None:
     layout = layout_for(tiny_pair, CalibrationSpec(features=EVERYTHING))
     random = draw_random(layout)
-    extract = Extractor(tiny_pair, layout, LENGTH, skip, 1, random)
+    extract = Extractor(tiny_pair, layout, range(skip, LENGTH), random)
     x, _ = extract(tiny_pair.source.prefill_with_hidden(ids), tiny_pair.target.prefill(ids), ids)
     content = content_of(tiny_pair, ids)
     known = TargetTokens.of(tiny_pair, ids, layout.blocks)

@@ -53,7 +53,7 @@ def test_the_extractor_takes_the_right_tokens(tiny_pair: Pair, name: str, skip: 
     """Both models, all layers; the token before the first reads as zeros, that before a kept one is its own."""
     spec = CalibrationSpec(features=DESIGNS[name], stride=stride)
     ids = torch.randint(4, 60, (2, LENGTH), generator=torch.Generator().manual_seed(1))
-    extract = Extractor(tiny_pair, layout_for(tiny_pair, spec), LENGTH, skip, stride)
+    extract = Extractor(tiny_pair, layout_for(tiny_pair, spec), spec.kept(LENGTH, skip))
     x, y = extract(tiny_pair.source.prefill(ids), tiny_pair.target.prefill(ids), ids)
     expected = expected_samples(tiny_pair, ids, spec, list(range(skip, LENGTH, stride)))
     assert x.shape == expected.x.shape

@@ -107,7 +107,7 @@ class Disk:
 def run_pass(pair: Pair, rows: dict[str, Rows], spec: CalibrationSpec, work: Path) -> PassState:
     """The pass, or the rest of it."""
     weighing = spec.weights != "none"
-    state = PassState.resume(work, layout_for(pair, spec), "cpu", pair.target.geometry, weighing)
+    state = PassState(work, layout_for(pair, spec), "cpu", pair.target.geometry, weighing)
     accumulate(pair, rows, spec, 4, state, lambda n: None)
     return state
 
@@ -124,8 +124,8 @@ def test_killed_between_any_two_writes(tiny_pair: Pair, tmp_path: Path, monkeypa
         assert state.tokens_read == sum(r.tokens.numel() for r in rows.values())
         state.clear()
         assert sorted(path.name for path in work.iterdir()) == sorted(SPLIT_FILES)
-        sinks = [tensor.numpy().tobytes() for counter in state.sinks.values() for tensor in counter.state().values()]
-        queries = [tensor.numpy().tobytes() for tensor in state.queries.state().values()]
+        sinks = [tensor.numpy().tobytes() for counter in state.sinks.values() for tensor in vars(counter).values()]
+        queries = [tensor.numpy().tobytes() for tensor in vars(state.queries).values()]
         return [*((work / name).read_bytes() for name in SPLIT_FILES), *sinks, *queries]
 
     whole = tmp_path / "whole"

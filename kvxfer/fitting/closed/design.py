@@ -8,15 +8,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kvxfer.fitting.closed.form import Form, Subproblem
-from kvxfer.fitting.closed.linalg import Gram
+from kvxfer.fitting.closed.linalg import Gram, penalised
 from kvxfer.fitting.closed.r2 import HeldOut
+from kvxfer.fitting.closed.solver import Form
 from kvxfer.fitting.closed.spectral import is_cheaper, path_residuals
+from kvxfer.fitting.dials import Setting
 from kvxfer.maps.blocks import Block, Output
 from kvxfer.moments.layout import Layout
 from kvxfer.moments.moments import Moments
-
-Solve = Callable[[Gram, Tensor, Subproblem, Output], tuple[Tensor, float]]
+from kvxfer.moments.query_metric import Metrics
 
 
 class Design:
@@ -81,9 +81,11 @@ class Design:
 
     def ridge(self, lam: float, group: list[int]) -> tuple[Float[Tensor, "features columns"], list[float]]:
         """Weights of some outputs at one λ; the others' are zero."""
-        return self.weights(lambda gram, right, part, output: gram.ridge(right, lam), [group])
+        return self.weights({"lam": lam}, [group])
 
-    def weights(self, solve: Solve, groups: list[list[int]]) -> tuple[Float[Tensor, "features columns"], list[float]]:
+    def weights(
+        self, setting: Setting, groups: list[list[int]], metrics: Metrics | None = None
+    ) -> tuple[Float[Tensor, "features columns"], list[float]]:
         """Dense weights of all outputs side by side, part by part, and the largest λ that each output needed.
 
         Args:
@@ -94,7 +96,8 @@ class Design:
             own = torch.arange(part.columns.start, part.columns.stop)
             for group in groups:
                 wanted = torch.cat([own + n * self.width for n in group])
-                solution, spent = solve(gram, self.cross[part.features][:, wanted], part, self.outputs[group[0]])
+                metric = metrics.by_output[self.outputs[group[0]]] if metrics else None
+                solution, spent = penalised(gram, self.cross[part.features][:, wanted], setting, part.heads, metric)
                 weight[part.features[:, None], wanted] = solution
                 for n in group:
                     used[n] = max(used[n], spent)

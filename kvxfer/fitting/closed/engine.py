@@ -13,11 +13,10 @@ from torch import Tensor
 from kvxfer.errors import KvxferError
 from kvxfer.fitting.closed.choice import Choice, near
 from kvxfer.fitting.closed.design import Design
-from kvxfer.fitting.closed.form import Form, Subproblem
 from kvxfer.fitting.closed.judges import judge_for
-from kvxfer.fitting.closed.linalg import Gram, penalised, reduce
+from kvxfer.fitting.closed.linalg import reduce
 from kvxfer.fitting.closed.r2 import HeldOut
-from kvxfer.fitting.closed.solver import Splits
+from kvxfer.fitting.closed.solver import Form, Splits
 from kvxfer.fitting.dials import Setting
 from kvxfer.maps.blocks import KINDS, Block, Features, Output
 from kvxfer.maps.linear import LinearLayer
@@ -143,14 +142,8 @@ class Engine:
                 outputs = [n for n in everyone if near(setting["lam"], choice.best_ridge[n])]
             if not outputs:
                 continue
-
-            def solve(
-                gram: Gram, right: Tensor, part: Subproblem, output: Output, setting: Setting = setting
-            ) -> tuple[Tensor, float]:
-                metric = self.metrics.by_output[output] if self.metrics else None
-                return penalised(gram, right, setting, part.heads, metric)
-
-            solution, spent = design.weights(solve, [[n] for n in outputs] if setting.get("alpha") else [outputs])
+            groups = [[n] for n in outputs] if setting.get("alpha") else [outputs]
+            solution, spent = design.weights(setting, groups, self.metrics)
             score = torch.full((len(everyone),), -torch.inf, dtype=torch.float64)
             for n, found in zip(outputs, self._of_some(design, outputs, solution), strict=True):
                 score[n] = found

@@ -8,7 +8,7 @@ import torch
 
 from kvxfer.errors import KvxferError
 from kvxfer.fitting.closed.closed_form import ClosedForm
-from kvxfer.fitting.closed.form import Subproblem
+from kvxfer.fitting.closed.solver import Subproblem
 from kvxfer.maps.blocks import Block
 from kvxfer.moments.layout import Layout
 

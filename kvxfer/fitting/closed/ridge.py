@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from kvxfer.fitting.closed.closed_form import ClosedForm
-from kvxfer.fitting.closed.form import Subproblem
+from kvxfer.fitting.closed.solver import Subproblem
 from kvxfer.maps.blocks import Block
 from kvxfer.moments.layout import Layout
 

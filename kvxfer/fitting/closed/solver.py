@@ -1,4 +1,4 @@
-"""The one interface of every closed-form solver: moments in, a linear map out."""
+"""The one interface of every closed-form solver: moments in, a linear map out; and what makes up one closed form."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor
+
 from kvxfer.fitting.closed.selection import Selection
 from kvxfer.fitting.dials import Dials
-from kvxfer.maps.blocks import Output
+from kvxfer.maps.blocks import Block, Output
 from kvxfer.maps.linear import LinearLayer
+from kvxfer.moments.layout import Layout
 from kvxfer.moments.moments import Moments
 from kvxfer.moments.probe import Probe
 from kvxfer.moments.query_metric import Metrics
@@ -67,3 +70,33 @@ class Solver(Dials, ABC):
     @abstractmethod
     def fit(self, splits: Splits, advance: Callable[[], None] = lambda: None) -> Fit:
         """Fit on ``splits.fit``, choose on ``splits.validation``, report R² on ``splits.held_out``."""
+
+
+@dataclass(frozen=True)
+class Subproblem:
+    """One independent solve: feature columns of a design, and the columns and heads of an output that they give."""
+
+    features: Tensor
+    columns: slice
+    heads: list[int]
+
+
+@dataclass(frozen=True)
+class Form(Solver):
+    """One closed form: which solves make it up, from which moments."""
+
+    @abstractmethod
+    def parts(self, blocks: tuple[Block, ...], layout: Layout) -> list[Subproblem]:
+        """The independent solves that make up one output from a design."""
+
+    def moments(self, splits: Splits, split: str, outputs: list[Output]) -> Moments:
+        """The moments that outputs are fitted, chosen or reported on; source layers are ranked by the plain ones."""
+        return splits.moments(split, outputs)
+
+    def apart(self, outputs: list[Output]) -> list[list[Output]]:
+        """The outputs of one design in groups that may share a solve."""
+        return [outputs]
+
+    def notes(self, splits: Splits, outputs: list[Output], features: int) -> dict[str, Any]:
+        """What else a record says of outputs that were solved together from so many features."""
+        return {}

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import torch
 
 from kvxfer.errors import KvxferError
 from kvxfer.files import read_json, write_json
@@ -17,6 +18,7 @@ from kvxfer.fitting.trained.activations import ActivationStore
 from kvxfer.fitting.trained.callbacks import Recorder, StepLog, all_callbacks, waited
 from kvxfer.fitting.trained.data import Data, Schedule, batches
 from kvxfer.fitting.trained.engine import FINDER_RATES, find_rate, make_trainer, move, quiet
+from kvxfer.fitting.trained.measures import Measures
 from kvxfer.fitting.trained.module import TrainedModule
 from kvxfer.fitting.trained.networks import Network, make_network, trained_outputs
 from kvxfer.fitting.trained.objective import Objective
@@ -30,10 +32,11 @@ from kvxfer.fitting.trained.resuming import (
     read_checkpoint,
 )
 from kvxfer.fitting.trained.scales import Scales
-from kvxfer.fitting.trained.scoring import mapped_by, report
 from kvxfer.fitting.trained.specs import Trained, TrainerSpec
+from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import CacheMap
 from kvxfer.maps.blocks import Output
+from kvxfer.maps.content_errors import MappedErrors
 from kvxfer.maps.linear import LinearLayer
 from kvxfer.maps.trunks import Trunk
 from kvxfer.models.pair import Pair
@@ -64,8 +67,9 @@ class TrainedMap:
     Attributes:
         record: plain JSON: ``steps``, ``best_step``, ``seconds``, ``seconds_per_step``, ``stopped`` (``max_steps`` or
             ``patience``), ``lr``, ``trained_parameters``, ``base_val_kl``, ``history``, ``layers`` and ``outputs``
-            (see :class:`kvxfer.fitting.trained.callbacks.Recorder`), and ``held_out``: ``base`` and ``trained`` as
-            :func:`kvxfer.fitting.trained.scoring.report` gives them.
+            (see :class:`kvxfer.fitting.trained.callbacks.Recorder`), and ``held_out``: of ``base`` and ``trained`` the
+            ``kl`` (nats per token), ``cosine`` and ``attention_score`` (means over target layers), ``layers`` (both
+            for each ``layer``) and ``r2`` (for each ``layer`` and ``kind``).
         question: names what was trained on what; checkpoints of it go on from one another.
     """
 
@@ -125,7 +129,7 @@ class Fitting:
         if first:
             log.info("%s: the base map is measured on %d validation rows", self.spec.name, len(self.rows.validation))
         started = time.monotonic()
-        base_kl = report(self.objective, self.validation, mapped_by(self.pair, self.base), self.schedule)["kl"]
+        base_kl = self._report(self.validation, self.base)["kl"]
         recorder.look_seconds = time.monotonic() - started
         recorder.rest_seconds = 2 * recorder.look_seconds * len(self.rows.held_out) / len(self.rows.validation)
         network = self._network()
@@ -207,10 +211,7 @@ class Fitting:
         layers, trunks = network.export()
         trained = replace(self.base, layers=layers, trunks=trunks)
         store = self._store(self.rows.held_out, self.trainer.cache_gib * _VALIDATION_SHARE, True)
-        held_out = {
-            name: report(self.objective, store, mapped_by(self.pair, each), self.schedule)
-            for name, each in (("base", self.base), ("trained", trained))
-        }
+        held_out = {"base": self._report(store, self.base), "trained": self._report(store, trained)}
         history = recorder.history
         steps = int(history[-1]["step"])
         record = {
@@ -226,6 +227,27 @@ class Fitting:
             "held_out": held_out,
         }
         return TrainedMap(layers, trunks, record, self.question)
+
+    @torch.inference_mode()
+    def _report(self, store: ActivationStore, cache_map: CacheMap) -> dict[str, Any]:
+        """A map, run as it is served, on all rows of a store: as a training validates, and R² as a fit records it."""
+        mapper = Mapper(cache_map, self.pair.target.device, pair=self.pair)
+        found, errors = [], MappedErrors(mapper.layers)
+        for rows in batches(len(store), self.schedule.batch_size):
+            batch = store.batch(rows)
+            mapped = mapper.map(batch.source, batch.ids)
+            errors.add(batch.own, mapped, self.schedule.exact, self.schedule.length)
+            found.append(self.objective.measures(batch, mapped, self.schedule.half))
+        measures = Measures.over(found)
+        cosine, score = measures.cosine.tolist(), measures.attention_score.tolist()
+        layers = enumerate(zip(cosine, score, strict=True))
+        return {
+            "kl": measures.kl,
+            "cosine": sum(cosine) / len(cosine),
+            "attention_score": sum(score) / len(score),
+            "layers": [{"layer": n, "cosine": c, "attention_score": s} for n, (c, s) in layers],
+            "r2": [{"layer": n, "kind": k, "r2": each.r2()} for (n, k), each in sorted(errors.by_output.items())],
+        }
 
 
 def _check_rows(rows: TrainingRows) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from kvxfer.errors import KvxferError
 from kvxfer.fitting.trained.parts import Delta, Hidden, Part, constant
 from kvxfer.fitting.trained.scales import Scales
-from kvxfer.fitting.trained.specs import MLP, Corrected, Residual, Trained
+from kvxfer.fitting.trained.specs import Corrected, Layered, Trained
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import CacheMap
 from kvxfer.maps.blocks import KINDS, Block, Output
@@ -111,5 +111,5 @@ def _part(
 ) -> Part:
     if isinstance(spec, Corrected):
         return Delta(blocks, outputs, scales, spec.delta_rank, generator)
-    assert isinstance(spec, Residual | MLP)
+    assert isinstance(spec, Layered)
     return Hidden(blocks, outputs, scales, spec, generator)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from kvxfer.errors import KvxferError
 from kvxfer.fitting.trained.scales import Scales
-from kvxfer.fitting.trained.specs import MLP, Residual
+from kvxfer.fitting.trained.specs import MLP, Layered
 from kvxfer.maps.blocks import Block, Output
 from kvxfer.maps.linear import LinearLayer
 from kvxfer.maps.trunks import ACTIVATIONS, Trunk
@@ -85,7 +85,7 @@ class Hidden(Part):
         blocks: tuple[Block, ...],
         outputs: list[Output],
         scales: Scales,
-        spec: Residual | MLP,
+        spec: Layered,
         generator: torch.Generator,
     ) -> None:
         super().__init__(blocks, outputs, scales)

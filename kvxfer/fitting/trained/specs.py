@@ -84,11 +84,11 @@ class Trained:
 
 
 @dataclass(frozen=True)
-class Residual(Trained):
-    """The frozen base plus, for every target layer and kind, a bottleneck ``act(x V + c) U`` with U = 0 at first.
+class Layered(Trained):
+    """A network of hidden layers.
 
     Args:
-        hidden: the bottleneck's width.
+        hidden: the width of every hidden layer.
         activation: ``gelu`` or ``relu``.
     """
 
@@ -97,28 +97,34 @@ class Residual(Trained):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_network(self.hidden, self.activation)
+        if self.hidden < 1:
+            raise KvxferError(f"solver.hidden={self.hidden} must be 1 or more")
+        if self.activation not in ACTIVATIONS:
+            raise KvxferError(f"solver.activation={self.activation!r}: choose one of {', '.join(ACTIVATIONS)}")
 
 
 @dataclass(frozen=True)
-class MLP(Trained):
+class Residual(Layered):
+    """The frozen base plus, for every target layer and kind, a bottleneck ``act(x V + c) U`` with U = 0 at first."""
+
+
+@dataclass(frozen=True)
+class MLP(Layered):
     """Hidden layers over the columns that the base reads, in place of it (arXiv 2608.03893: two of 1024, ReLU, MSE).
 
     Args:
-        hidden: the width of every hidden layer.
-        depth: how many there are.
+        depth: how many hidden layers there are.
         share: target layers and kinds that read the same columns share their hidden layers and have each a readout
             of their own.
     """
 
     hidden: int = 1024
+    activation: str = "relu"
     depth: int = 2
     share: bool = False
-    activation: str = "relu"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_network(self.hidden, self.activation)
         if self.depth < 1:
             raise KvxferError(f"solver.depth={self.depth} must be 1 or more hidden layers")
 
@@ -205,13 +211,6 @@ class TrainerSpec:
         for key, options in (("rows", ROWS), ("precision", PRECISIONS), ("schedule", SCHEDULES)):
             if getattr(self, key) not in options:
                 raise KvxferError(f"trainer.{key}={getattr(self, key)!r}: choose one of {', '.join(options)}")
-
-
-def _check_network(hidden: int, activation: str) -> None:
-    if hidden < 1:
-        raise KvxferError(f"solver.hidden={hidden} must be 1 or more")
-    if activation not in ACTIVATIONS:
-        raise KvxferError(f"solver.activation={activation!r}: choose one of {', '.join(ACTIVATIONS)}")
 
 
 def _ascending(layers: tuple[int, ...]) -> bool:
