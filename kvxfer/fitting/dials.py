@@ -21,14 +21,10 @@ ALPHA_GRID = (0.0, 0.25, 0.5, 0.75, 1.0)
 AUTO_SHARES = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
 """Shares of the output width that ``rank.r=auto`` chooses from."""
 
-METHODS = ("topk", "greedy", "all")
-CRITERIA = ("r2", "query", "attention")
-CHOOSE = ("layer", "one")
-
 _OPTIONS = {
-    "method": METHODS,
+    "method": ("topk", "greedy", "all"),
     "selection": ("shared", "separate"),
-    "criterion": CRITERIA,
+    "criterion": ("r2", "query", "attention"),
     "k_per": ("pair", "layer"),
 }
 
@@ -287,5 +283,5 @@ class AutoDials(Dials):
         super().__post_init__()
         if not self.candidates or len(set(self.candidates)) < len(self.candidates):
             raise KvxferError(f"solver.candidates={list(self.candidates)} must name one or more solvers, each once")
-        if self.choose not in CHOOSE:
-            raise KvxferError(f"solver.choose={self.choose!r} is none of {', '.join(CHOOSE)}")
+        if self.choose not in ("layer", "one"):
+            raise KvxferError(f"solver.choose={self.choose!r} is none of layer, one")

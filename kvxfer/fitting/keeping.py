@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -13,7 +13,7 @@ from kvxfer.fitting.closed.engine import Engine
 from kvxfer.fitting.closed.selection import best, single_layer_scores
 from kvxfer.maps.blocks import DESIGNS
 from kvxfer.models.pair import Pair
-from kvxfer.moments.calibration import Extractor, finite_rows
+from kvxfer.moments.calibration import Extractor, finite_rows, layout_for
 from kvxfer.moments.layout import Layout
 from kvxfer.moments.moments import Moments
 from kvxfer.moments.schedule import first_pass
@@ -51,7 +51,7 @@ def choose_kept(
         advance: called with the number of source layers that were scored.
     """
     candidates = spec.source_layers(pair.source.geometry.layers)
-    home, together = first_pass(pair, len(SELECTION_SPLITS) * _layout(pair, candidates[:1]).bytes)
+    home, together = first_pass(pair, len(SELECTION_SPLITS) * _layout(pair, spec, candidates[:1]).bytes)
     scores: list[torch.Tensor] = []
     for start in range(0, len(candidates), together):
         group = candidates[start : start + together]
@@ -67,15 +67,14 @@ def choose_kept(
     return Kept(candidates, table.tolist(), [sorted(layers[: spec.keep_layers]) for layers in order])
 
 
-def _layout(pair: Pair, layers: list[int]) -> Layout:
+def _layout(pair: Pair, spec: CalibrationSpec, layers: list[int]) -> Layout:
     """Blocks of single source layers, and what predicts every output from one of them."""
-    source, target = pair.source.geometry, pair.target.geometry
-    return Layout.of(_DESIGN, layers, target.layers, source.kv_width, target.kv_heads).singles()
+    return layout_for(pair, replace(spec, features=_DESIGN, layers=tuple(layers))).singles()
 
 
 def _moments(pair: Pair, layers: list[int], rows: Rows, spec: CalibrationSpec, skip_first: int, home: str) -> Moments:
     """The moments of some source layers over a few rows, without those that have a non-finite value."""
-    moments = Moments(_layout(pair, layers), home)
+    moments = Moments(_layout(pair, spec, layers), home)
     extract = Extractor(pair, moments.layout, spec.kept(rows.tokens.shape[1], skip_first))
     for ids in rows.tokens.split(spec.batch_size):
         source, target = pair.source.prefill(ids), pair.target.prefill(ids)

@@ -16,6 +16,7 @@ from kvxfer.maps.blocks import KINDS, RANDOM
 from kvxfer.maps.columns import extra_widths
 from kvxfer.maps.linear import LinearLayer
 from kvxfer.models.pair import Pair
+from kvxfer.moments.schedule import nearest
 
 
 def random_map(pair: Pair, solver: Solver, manifest: Mapping[str, Any]) -> CacheMap:
@@ -52,11 +53,6 @@ def random_map(pair: Pair, solver: Solver, manifest: Mapping[str, Any]) -> Cache
         for kind in KINDS:
             layers[layer, kind] = _layer(pair, solver, kind, chosen, draw)
     return CacheMap(layers, {**manifest, "random": True})
-
-
-def nearest(depth: float, k: int, layers: int) -> list[int]:
-    """The k layers nearest to a depth, ascending."""
-    return sorted(sorted(range(layers), key=lambda layer: abs(layer - depth))[:k])
 
 
 def _layer(pair: Pair, solver: Ridge | HeadLocal, kind: str, chosen: list[int], draw: torch.Generator) -> LinearLayer:

@@ -25,7 +25,6 @@ _POINTER, _WEIGHTED = "checkpoint.json", "weighted.{}.safetensors"
 
 
 def weighted_file(split: str, layer: int) -> str:
-    """The file of a target layer's weighted moments."""
     return f"weighted.{split}.{layer}.safetensors"
 
 

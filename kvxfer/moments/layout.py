@@ -107,11 +107,9 @@ class Layout:
         return (0, *itertools.accumulate(self.widths))
 
     def columns(self, chosen: Sequence[int]) -> list[int]:
-        """The columns of some blocks, side by side."""
         return [c for i in chosen for c in range(self.starts[i], self.starts[i + 1])]
 
     def width_of(self, blocks: Sequence[Block]) -> int:
-        """Columns of a design."""
         widths = dict(zip(self.blocks, self.widths, strict=True))
         return sum(widths[block] for block in blocks)
 
@@ -138,7 +136,6 @@ class Layout:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the moments of one split."""
         return 8 * (self._products_per_token() + 2 * (self.starts[-1] + len(self.outputs) * self.width))
 
     @property

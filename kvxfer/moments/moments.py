@@ -111,7 +111,6 @@ class Moments:
         return self.count**2 / self.squares if self.squares else 0.0
 
     def _own(self, i: int) -> slice:
-        """The columns of block i."""
         return slice(self.layout.starts[i], self.layout.starts[i + 1])
 
     def _of_outputs(self, chosen: Sequence[int]) -> list[int]:
@@ -209,7 +208,6 @@ class Moments:
         return torch.cat(rows) if len(rows) > 1 else rows[0]
 
     def mean_of(self, blocks: tuple[Block, ...]) -> Float[Tensor, " features"]:
-        """The mean of a design's columns."""
         columns = self.layout.columns(self._index(blocks))
         return (self.pilot_x + self.sum_x / (self.count or 1))[columns]
 
@@ -240,7 +238,6 @@ class Moments:
 
     @staticmethod
     def load(path: Path, device: str | torch.device = "cpu") -> Moments:
-        """Read what ``save`` wrote."""
         try:
             with safe_open(path, framework="pt", device="cpu") as file:
                 header = json.loads(file.metadata()["kvxfer"])

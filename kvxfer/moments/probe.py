@@ -79,7 +79,6 @@ class Probe:
         return shifted(tensor if tensor.dim() == 3 else tensor.transpose(1, 2).flatten(2), block.offset)
 
     def design(self, blocks: tuple[Block, ...]) -> Float[Tensor, "rows tokens features"]:
-        """The columns of a design, side by side."""
         return torch.cat([self.columns(block) for block in blocks], dim=-1)
 
 

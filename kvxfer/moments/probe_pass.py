@@ -45,7 +45,6 @@ def save_probe(pair: Pair, tokens: Int[Tensor, "rows tokens"], layout: Layout, e
 
 
 def _row(pair: Pair, ids: Int[Tensor, "1 tokens"], layout: Layout) -> dict[str, Tensor]:
-    """What one row gives."""
     cached, (kv, queries) = read_source(pair, ids, layout.blocks), pair.target.queries(ids)
     source, target = pair.content("source", cached), pair.content("target", kv)
     cos, sin = pair.target.cos_sin(ids.shape[1])

@@ -143,6 +143,5 @@ class QueryMoments:
         self.count += queries[0].shape[0] * queries[0].shape[1] // heads * queries[0].shape[2]
 
     def covariance(self, layer: int) -> Float[Tensor, "heads dim dim"]:
-        """The covariance of one layer's queries."""
         mean = self.sum[layer] / self.count
         return self.square[layer] / self.count - mean[..., :, None] * mean[..., None, :]

@@ -45,11 +45,10 @@ def load_random(layout: Layout, path: Path) -> RandomFeatures | None:
     widths = _widths(layout)
     if not widths:
         return None
-    tensors = _read(path)
     try:
-        found = RandomFeatures.of(tensors, layout.source_layers, layout.width)
-    except (ValueError, TypeError) as error:
-        raise KvxferError(f"{path} holds other random features than the moments beside it: {_AGAIN}") from error
+        found = RandomFeatures.of(_read(path), layout.source_layers, layout.width)
+    except (ValueError, TypeError):
+        found = None
     if found is None or found.widths != widths:
         raise KvxferError(f"{path} holds other random features than the moments beside it: {_AGAIN}")
     return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -23,107 +22,88 @@ _MUCH = 2.0
 """How many times slower than in float32 a pass is said to be slow."""
 
 
-@dataclass(frozen=True)
 class PassPlan:
-    """Bytes, rows and time of a pass; ``home`` is where the accumulators live.
+    """Bytes, rows and time of a pass over loaded models; ``home`` is where the accumulators live.
 
-    ``weighted_bytes`` are those of all target layers' weighted moments of one split; ``first`` says what a first pass
-    over a few rows chooses, if there is one; ``slow`` that the models' dtype is slow here, and what is not.
+    Args:
+        kept: the source layers that each target layer keeps, once they are known; until then the plan takes the
+            ``calibration.keep_layers`` ones at its relative depth.
+
+    Attributes:
+        layout: what is kept of one split.
+        weighted_bytes: those of all target layers' weighted moments of one split.
+        first: what a first pass over a few rows chooses, if there is one.
+        slow: that the models' dtype is slow here, and what is not.
+
+    Raises:
+        KvxferError: nothing is kept, or the moments fit neither the device nor the host.
     """
 
-    rows: dict[str, int]
-    length: int
-    kept_tokens: int
-    layout: Layout
-    weighted_bytes: int
-    working_bytes: int
-    probe_bytes: int
-    home: str
-    seconds: float
-    first: str | None = None
-    slow: str | None = None
-
-    @property
-    def moment_bytes(self) -> int:
-        """Bytes of the moments of one split."""
-        return self.layout.bytes
+    def __init__(
+        self,
+        pair: Pair,
+        spec: CalibrationSpec,
+        rows: dict[str, int],
+        length: int,
+        skip_first: int,
+        kept: Sequence[Sequence[int]] | None = None,
+    ) -> None:
+        self.rows, self.length = rows, length
+        tokens = len(spec.kept(length, skip_first))
+        self.first = None
+        if spec.keep_layers is not None and kept is None:
+            kept = neighbours(pair, spec, spec.keep_layers)
+            self.first = (
+                f"a small one chooses {spec.keep_layers} source layers for each target layer "
+                "(calibration.selection_rows), the other reads all rows"
+            )
+        self.layout = layout = layout_for(pair, spec, kept)
+        if not tokens or not min(rows.values()):
+            raise KvxferError("no token is kept: lower corpus.skip_first or calibration.stride, or raise corpus.rows")
+        self.probe_bytes = 0
+        if spec.probe_rows:
+            if spec.probe_tokens <= skip_first:
+                raise KvxferError(
+                    f"calibration.probe_tokens={spec.probe_tokens} must be more than corpus.skip_first={skip_first}, "
+                    "the first tokens that no score counts"
+                )
+            probe_rows = min(spec.probe_rows, rows["validation"])
+            self.probe_bytes = probe_bytes(pair, layout, probe_rows, min(spec.probe_tokens, length))
+        self.working_bytes = 8 * 3 * spec.batch_size * tokens * (layout.starts[-1] + len(layout.outputs) * layout.width)
+        if spec.weights != "none":
+            # Scores and probabilities of one KV head's queries, float32.
+            target = pair.target.geometry
+            self.working_bytes += 4 * 2 * spec.batch_size * target.heads // target.kv_heads * length**2
+        weighted = _weighted(layout, spec)
+        self.weighted_bytes = sum(part.bytes for part in weighted)
+        self.home = _home(pair, spec, layout.bytes + self.weighted_bytes, self.working_bytes)
+        everything = sum(rows.values())
+        self.kept_tokens = tokens * everything
+        weighed = tokens * sum(count for split, count in rows.items() if spec.weighs(split))
+        forward = sum(m.geometry.prefill_flops(length) for m in (pair.source, pair.target)) * everything * length
+        products = layout.flops_per_token * self.kept_tokens + sum(p.flops_per_token for p in weighted) * weighed
+        device = pair.source.device
+        moments = products / _speed(device, torch.float64)
+        self.seconds = forward / _speed(device, pair.source.dtype) + moments
+        self.slow = _slow_dtype(pair, self.seconds, forward / _speed(device, torch.float32) + moments)
 
     @property
     def disk_bytes(self) -> int:
-        """Bytes of all moments of all splits."""
-        return len(CALIBRATION_SPLITS) * self.moment_bytes + len(WEIGHTED_SPLITS) * self.weighted_bytes
+        return len(CALIBRATION_SPLITS) * self.layout.bytes + len(WEIGHTED_SPLITS) * self.weighted_bytes
 
     def lines(self) -> list[str]:
-        """For people."""
         total = sum(self.rows.values())
         rows = ", ".join(f"{count} {split}" for split, count in self.rows.items())
         weighted = f" and {size(self.weighted_bytes)} weighted" if self.weighted_bytes else ""
         return [
             *([f"two passes: {self.first}"] if self.first else []),
             f"rows: {total} of {self.length} tokens ({rows}); {self.kept_tokens:,} tokens kept",
-            f"memory: moments {'about ' if self.first else ''}{size(self.moment_bytes)}{weighted} a split on "
+            f"memory: moments {'about ' if self.first else ''}{size(self.layout.bytes)}{weighted} a split on "
             f"{self.home}, working set {size(self.working_bytes)}, on disk {size(self.disk_bytes)}",
             *([f"probe: {size(self.probe_bytes)} on disk"] if self.probe_bytes else []),
             f"time: about {_duration(self.seconds)}",
             *([self.slow] if self.slow else []),
         ]
-
-
-def plan_pass(
-    pair: Pair,
-    spec: CalibrationSpec,
-    rows: dict[str, int],
-    length: int,
-    skip_first: int,
-    kept: Sequence[Sequence[int]] | None = None,
-) -> PassPlan:
-    """Plan a pass over loaded models.
-
-    Args:
-        kept: the source layers that each target layer keeps, once they are known; until then the plan takes the
-            ``calibration.keep_layers`` ones at its relative depth.
-
-    Raises:
-        KvxferError: nothing is kept, or the moments fit neither the device nor the host.
-    """
-    tokens = len(spec.kept(length, skip_first))
-    first = None
-    if spec.keep_layers is not None and kept is None:
-        kept = neighbours(pair, spec, spec.keep_layers)
-        first = (
-            f"a small one chooses {spec.keep_layers} source layers for each target layer "
-            "(calibration.selection_rows), the other reads all rows"
-        )
-    layout = layout_for(pair, spec, kept)
-    if not tokens or not min(rows.values()):
-        raise KvxferError("no token is kept: lower corpus.skip_first or calibration.stride, or raise corpus.rows")
-    probe = 0
-    if spec.probe_rows:
-        if spec.probe_tokens <= skip_first:
-            raise KvxferError(
-                f"calibration.probe_tokens={spec.probe_tokens} must be more than corpus.skip_first={skip_first}, the "
-                "first tokens that no score counts"
-            )
-        probe = probe_bytes(pair, layout, min(spec.probe_rows, rows["validation"]), min(spec.probe_tokens, length))
-    in_batch = spec.batch_size * tokens
-    working = 8 * 3 * in_batch * (layout.starts[-1] + len(layout.outputs) * layout.width)
-    if spec.weights != "none":
-        # Scores and probabilities of one KV head's queries, float32.
-        working += 4 * 2 * spec.batch_size * pair.target.geometry.heads // pair.target.geometry.kv_heads * length**2
-    weighted = _weighted(layout, spec)
-    home = _home(pair, spec, layout.bytes + sum(part.bytes for part in weighted), working)
-    everything = sum(rows.values())
-    forward = sum(m.geometry.prefill_flops(length) for m in (pair.source, pair.target)) * everything * length
-    products = layout.flops_per_token * tokens * everything
-    products += sum(p.flops_per_token for p in weighted) * tokens * sum(n for s, n in rows.items() if spec.weighs(s))
-    device = pair.source.device
-    moments = products / _speed(device, torch.float64)
-    seconds = forward / _speed(device, pair.source.dtype) + moments
-    slow = _slow_dtype(pair, seconds, forward / _speed(device, torch.float32) + moments)
-    weighted_bytes = sum(part.bytes for part in weighted)
-    return PassPlan(
-        rows, length, tokens * everything, layout, weighted_bytes, working, probe, home, seconds, first, slow
-    )
 
 
 def _slow_dtype(pair: Pair, seconds: float, in_float32: float) -> str | None:
@@ -148,8 +128,12 @@ def neighbours(pair: Pair, spec: CalibrationSpec, count: int) -> list[list[int]]
         )
     deepest = max(pair.target.geometry.layers - 1, 1)
     places = [layer / deepest * (len(candidates) - 1) for layer in range(pair.target.geometry.layers)]
-    near = [sorted(range(len(candidates)), key=lambda i: abs(i - place))[:count] for place in places]
-    return [sorted(candidates[i] for i in own) for own in near]
+    return [[candidates[i] for i in nearest(place, count, len(candidates))] for place in places]
+
+
+def nearest(depth: float, k: int, layers: int) -> list[int]:
+    """The k layers nearest to a depth, ascending."""
+    return sorted(sorted(range(layers), key=lambda layer: abs(layer - depth))[:k])
 
 
 def first_pass(pair: Pair, one_layer: int) -> tuple[str, int]:

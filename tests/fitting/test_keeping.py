@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from kvxfer.errors import KvxferError
+from kvxfer.experiment.identity import identity
 from kvxfer.experiment.stages import calibrate as stage
 from kvxfer.experiment.stages.calibrate import KEPT, REPORT, calibrate, calibration_id, load_splits
 from kvxfer.files import read_json
@@ -25,7 +26,7 @@ from kvxfer.moments import schedule as planning
 from kvxfer.moments.calibration import Extractor, layout_for
 from kvxfer.moments.checkpoints import weighted_file
 from kvxfer.moments.moments import Moments
-from kvxfer.moments.schedule import plan_pass
+from kvxfer.moments.schedule import PassPlan
 from kvxfer.moments.spec import CALIBRATION_SPLITS, WEIGHTED_SPLITS, CalibrationSpec
 from kvxfer.moments.token_weights import attention_received, token_weights
 from kvxfer.report.fit_figures import r2_heatmap
@@ -218,12 +219,12 @@ def test_the_plan_counts_the_weighted_bytes(keep: int | None, tiny_pair: Pair, t
     path = calibrate(settings)
     kept = load_splits(path).fit.layout.kept
     counts = {split: ROWS.of(split) for split in CALIBRATION_SPLITS}
-    plan = plan_pass(tiny_pair, settings.calibration, counts, LENGTH, 4, kept)
+    plan = PassPlan(tiny_pair, settings.calibration, counts, LENGTH, 4, kept)
     files = [load_file(path / weighted_file("fit", layer)) for layer in range(3)]
     assert plan.weighted_bytes == sum(t.numel() * t.element_size() for file in files for t in file.values())
-    assert plan.moment_bytes == sum(t.numel() * t.element_size() for t in load_file(path / "fit.safetensors").values())
-    assert plan.disk_bytes == 3 * plan.moment_bytes + 2 * plan.weighted_bytes
-    estimate = plan_pass(tiny_pair, settings.calibration, counts, LENGTH, 4)
+    assert plan.layout.bytes == sum(t.numel() * t.element_size() for t in load_file(path / "fit.safetensors").values())
+    assert plan.disk_bytes == 3 * plan.layout.bytes + 2 * plan.weighted_bytes
+    estimate = PassPlan(tiny_pair, settings.calibration, counts, LENGTH, 4)
     assert estimate.weighted_bytes == plan.weighted_bytes
     assert (estimate.first is None) == (keep is None)
 
@@ -232,13 +233,13 @@ def test_the_plan_counts_the_weighted_bytes(keep: int | None, tiny_pair: Pair, t
 def test_a_pass_that_does_not_fit_names_the_keep_layers_that_would(
     weights: str, tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def plan(keep: int | None, room: int) -> planning.PassPlan:
+    def plan(keep: int | None, room: int) -> PassPlan:
         monkeypatch.setattr(planning, "_available_bytes", lambda: room)
         spec = CalibrationSpec(features=DESIGNS["both"], keep_layers=keep, weights=weights)
-        return plan_pass(tiny_pair, spec, {"fit": 4, "validation": 4, "held_out": 4}, LENGTH, 4)
+        return PassPlan(tiny_pair, spec, {"fit": 4, "validation": 4, "held_out": 4}, LENGTH, 4)
 
     whole, half = plan(None, 10**9), plan(1, 10**9)
-    needs = [p.moment_bytes + p.weighted_bytes + p.working_bytes for p in (whole, half)]
+    needs = [p.layout.bytes + p.weighted_bytes + p.working_bytes for p in (whole, half)]
     assert needs[1] < needs[0]
     with pytest.raises(
         KvxferError, match=r"calibration\.keep_layers=1, whose moments need about .* or keep"
@@ -277,8 +278,10 @@ def test_ids_know_what_was_asked_and_nothing_else(tiny_pair: Pair, tmp_path: Pat
     def name(**options: Any) -> str:
         return calibration_id(make_settings(tiny_pair.spec, tmp_path, calibration=options))
 
-    plain = make_settings(tiny_pair.spec, tmp_path).calibration.identity(ROWS)
-    assert set(plain) == {"features", "layers", "stride", "batch_size", "metrics", "probe", "max_bad_rows"}
+    plain = identity(make_settings(tiny_pair.spec, tmp_path).calibration)
+    unread = {"layers", "keep_layers", "probe_tokens", "selection_rows", "weight_clip"}
+    assert {key for key, value in plain.items() if value is None} == unread
+    assert "checkpoint_minutes" not in plain
     assert name() == name(selection_rows=3) == name(weight_clip=3.0)
     assert name(keep_layers=1, selection_rows=10) == name(keep_layers=1, selection_rows=64)
     asked = [{"keep_layers": 1}, {"keep_layers": 2}, {"keep_layers": 1, "selection_rows": 3}, {"weights": "attention"}]

@@ -9,7 +9,7 @@ import torch
 
 from kvxfer.fitting.closed import HeadLocal
 from kvxfer.fitting.dials import Reduced
-from kvxfer.fitting.random_maps import random_map, with_random_trunks
+from kvxfer.fitting.random_maps import random_map
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import CacheMap
 from kvxfer.maps.blocks import DESIGNS, KINDS
@@ -17,24 +17,29 @@ from kvxfer.maps.content_errors import mapped_content
 from kvxfer.maps.random_weights import random_twin
 from kvxfer.models.pair import Pair
 from tests import random_maps
+from tests.benchmark_scripts import load_benchmark
 
 HEADS = 2
 FORMS = ["full", "head_local", "low_rank", "trunks"]
 
 
-def made(pair: Pair, form: str) -> CacheMap:
+def made(pair: Pair, form: str, monkeypatch: pytest.MonkeyPatch) -> CacheMap:
     if form == "full":
         return random_maps.random_map(pair, DESIGNS["previous"])
     rank = {"rank": Reduced(0.5)} if form == "low_rank" else {}
     drawn = random_map(pair, HeadLocal(k=2, features=DESIGNS["both"], **rank), {})
     biases = {output: replace(layer, bias=torch.arange(64.0)) for output, layer in drawn.layers.items()}
     drawn = CacheMap(biases, {})
-    return with_random_trunks(drawn, 24, 2, True, False) if form == "trunks" else drawn
+    if form != "trunks":
+        return drawn
+    return load_benchmark("apply", monkeypatch).with_random_trunks(drawn, 24, 2, True, False)
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_key_and_value_is_as_long_as_the_map_s(tiny_pair: Pair, form: str) -> None:
-    cache_map, ids = made(tiny_pair, form), torch.arange(5, 25).view(2, 10)
+def test_every_key_and_value_is_as_long_as_the_map_s(
+    tiny_pair: Pair, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache_map, ids = made(tiny_pair, form, monkeypatch), torch.arange(5, 25).view(2, 10)
     twin = random_twin(cache_map, HEADS)
     assert (twin.form, twin.parameters, twin.blocks) == (cache_map.form, cache_map.parameters, cache_map.blocks)
     own, other = (mapped_content(tiny_pair, Mapper(each, pair=tiny_pair), ids) for each in (cache_map, twin))
@@ -45,8 +50,10 @@ def test_every_key_and_value_is_as_long_as_the_map_s(tiny_pair: Pair, form: str)
             assert cosine.abs().mean() < 0.4
 
 
-def test_the_seed_alone_decides_it_and_every_output_has_its_own(tiny_pair: Pair) -> None:
-    cache_map = made(tiny_pair, "full")
+def test_the_seed_alone_decides_it_and_every_output_has_its_own(
+    tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache_map = made(tiny_pair, "full", monkeypatch)
     one, again, other = (random_twin(cache_map, HEADS, seed) for seed in (0, 0, 1))
     for output, layer in one.layers.items():
         assert torch.equal(layer.weight, again.layers[output].weight)

@@ -24,7 +24,7 @@ from kvxfer.moments import schedule as planning
 from kvxfer.moments.calibration import Extractor, layout_for
 from kvxfer.moments.moments import Moments
 from kvxfer.moments.probe import PROBE
-from kvxfer.moments.schedule import plan_pass
+from kvxfer.moments.schedule import PassPlan
 from kvxfer.moments.spec import CALIBRATION_SPLITS, CalibrationSpec
 from kvxfer.text.corpus import load_rows
 from tests.calibrations import LENGTH, ROWS, SPLIT_FILES, make_settings, remember_prefills, spoil_prefills
@@ -178,10 +178,10 @@ def test_a_pass_that_cannot_fit_is_refused_before_it_starts(
 def test_the_plan_counts_the_bytes_that_are_there(tiny_pair: Pair, tmp_path: Path) -> None:
     settings = make_settings(tiny_pair.spec, tmp_path, calibration={"probe_rows": 2, "probe_tokens": 20})
     counts = {split: ROWS.of(split) for split in CALIBRATION_SPLITS}
-    plan = plan_pass(tiny_pair, settings.calibration, counts, LENGTH, 4)
+    plan = PassPlan(tiny_pair, settings.calibration, counts, LENGTH, 4)
     path = calibrate(settings)
     state = load_splits(path).fit.state()
-    assert plan.moment_bytes == sum(tensor.numel() * tensor.element_size() for tensor in state.values())
+    assert plan.layout.bytes == sum(tensor.numel() * tensor.element_size() for tensor in state.values())
     probe = load_file(path / PROBE)
     scalars = ("good", "scale", "scaling", "exact")
     assert plan.probe_bytes == sum(x.numel() * x.element_size() for name, x in probe.items() if name not in scalars)
@@ -204,7 +204,7 @@ def test_a_dtype_that_this_cpu_is_slow_in_is_told(
     monkeypatch.setattr(planning, "_speed", lambda _, of: 1e12 if of == torch.float64 else next(measured))
     monkeypatch.setattr(tiny_pair.source, "dtype", dtype)
     rows = {split: ROWS.of(split) for split in CALIBRATION_SPLITS}
-    plan = plan_pass(tiny_pair, CalibrationSpec(), rows, LENGTH, 4)
+    plan = PassPlan(tiny_pair, CalibrationSpec(), rows, LENGTH, 4)
     hint = "bfloat16 is slow on this CPU: pair.dtype=float32 would take about "
     assert [line.startswith(hint) for line in plan.lines() if "slow" in line] == [True] * said
     assert sum(line.startswith("time: ") for line in plan.lines()) == 1
@@ -213,13 +213,13 @@ def test_a_dtype_that_this_cpu_is_slow_in_is_told(
 def test_a_probe_of_exact_tokens_alone_is_refused(tiny_pair: Pair) -> None:
     rows = {split: ROWS.of(split) for split in CALIBRATION_SPLITS}
     with pytest.raises(KvxferError, match=r"calibration\.probe_tokens=4 .*corpus\.skip_first=4"):
-        plan_pass(tiny_pair, CalibrationSpec(probe_rows=1, probe_tokens=4), rows, LENGTH, 4)
+        PassPlan(tiny_pair, CalibrationSpec(probe_rows=1, probe_tokens=4), rows, LENGTH, 4)
 
 
 def test_nothing_to_keep_is_refused(tiny_pair: Pair) -> None:
     for rows, skip in (({"fit": 3, "validation": 0, "held_out": 1}, 4), ({"fit": 1}, LENGTH)):
         with pytest.raises(KvxferError, match=r"corpus\.skip_first.*corpus\.rows"):
-            plan_pass(tiny_pair, CalibrationSpec(), rows, LENGTH, skip)
+            PassPlan(tiny_pair, CalibrationSpec(), rows, LENGTH, skip)
 
 
 def test_wrong_layers_are_named(tiny_pair: Pair) -> None:

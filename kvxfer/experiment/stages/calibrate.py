@@ -27,7 +27,7 @@ from kvxfer.moments.probe import PROBE, Probe, merge_probes
 from kvxfer.moments.probe_pass import save_probe
 from kvxfer.moments.query_metric import METRICS, Metrics, merge_metrics, save_metrics
 from kvxfer.moments.random_file import RANDOM_FILE, load_random, merge_random
-from kvxfer.moments.schedule import plan_pass, size
+from kvxfer.moments.schedule import PassPlan, size
 from kvxfer.moments.spec import CALIBRATION_SPLITS, SELECTION_SPLITS, WEIGHTED_SPLITS
 from kvxfer.progress import progress
 from kvxfer.text.corpus import Rows, load_rows
@@ -94,13 +94,13 @@ def _run_pass(settings: CalibrateSettings, run: Run, out: RunLogger) -> PassStat
         _refuse_unfittable(settings, pair)
     rows = {split: load_rows(corpus, pair.tokenizer, split) for split in CALIBRATION_SPLITS}
     counts = {split: len(part) for split, part in rows.items()}
-    plan = plan_pass(pair, spec, counts, corpus.length, corpus.skip_first)
+    plan = PassPlan(pair, spec, counts, corpus.length, corpus.skip_first)
     for line in plan.lines():
         log.info(line)
     kept = None
     if spec.keep_layers is not None:
         kept = _kept(pair, settings, run.work / KEPT)
-        plan = plan_pass(pair, spec, counts, corpus.length, corpus.skip_first, kept.layers)
+        plan = PassPlan(pair, spec, counts, corpus.length, corpus.skip_first, kept.layers)
         _say_kept(pair, settings, plan.layout)
     total = sum(counts.values()) * corpus.length
     state = PassState(run.work, plan.layout, plan.home, pair.target.geometry, spec.weights != "none")

@@ -20,12 +20,7 @@ Content = Float[Tensor, "rows heads tokens dim"]
 
 
 class LayerAttention:
-    """One target layer's attention over the probe's rows: the true content, and what it gives.
-
-    Args:
-        probe: the rows.
-        layer: the target layer.
-    """
+    """One target layer's attention over the probe's rows: the true content, and what it gives."""
 
     def __init__(self, probe: Probe, layer: int) -> None:
         self.exact = probe.exact

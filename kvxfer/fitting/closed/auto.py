@@ -42,11 +42,9 @@ class Auto(AutoDials, Solver):
 
     @property
     def needs_weights(self) -> bool:
-        """Whether a candidate does."""
         return any(solver.needs_weights for solver in self._applicable()[0].values())
 
     def steps(self, moments: Moments) -> int:
-        """Those of all candidates."""
         return sum(solver.steps(moments) for solver in self._applicable()[0].values())
 
     def fit(self, splits: Splits, advance: Callable[[], None] = lambda: None) -> Fit:
@@ -83,7 +81,6 @@ class Auto(AutoDials, Solver):
         return found, errors
 
     def _winners(self, fits: dict[str, Fit], scores: dict[str, dict[str, float]]) -> dict[Output, str]:
-        """Which candidate gives each output."""
         outputs = list(next(iter(fits.values())).layers)
         if self.choose == "one":
             return dict.fromkeys(outputs, max(scores, key=lambda name: scores[name]["attention_joint"]))

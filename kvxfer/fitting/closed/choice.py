@@ -44,7 +44,6 @@ class Choice:
         self._pending: list[int] = []
 
     def knows(self, setting: Setting) -> bool:
-        """Whether a setting was scored."""
         return any(setting == known for known, _ in self.curve)
 
     def score(

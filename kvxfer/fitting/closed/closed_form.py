@@ -27,7 +27,6 @@ class ClosedForm(Form):
     """A solver that is one closed form."""
 
     def steps(self, moments: Moments) -> int:
-        """Single-layer fits, then one fit per target layer and kind."""
         return len(moments.layout.source_layers) * len(KINDS) + len(moments.layout.outputs)
 
     def fit(self, splits: Splits, advance: Callable[[], None] = lambda: None) -> Fit:

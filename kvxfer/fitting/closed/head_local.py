@@ -32,7 +32,6 @@ class HeadLocal(ClosedForm):
         return width // heads
 
     def parts(self, blocks: tuple[Block, ...], layout: Layout) -> list[Subproblem]:
-        """One solve per head, over that head's columns of every block."""
         columns = torch.arange(len(blocks) * layout.width).view(len(blocks), layout.heads, layout.dim)
         return [
             Subproblem(columns[:, head].flatten(), slice(head * layout.dim, (head + 1) * layout.dim), [head])

@@ -22,5 +22,4 @@ class Ridge(ClosedForm):
     name: str = "ridge"
 
     def parts(self, blocks: tuple[Block, ...], layout: Layout) -> list[Subproblem]:
-        """One solve for all heads."""
         return [Subproblem(torch.arange(layout.width_of(blocks)), slice(0, layout.width), list(range(layout.heads)))]

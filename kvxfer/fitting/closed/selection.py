@@ -45,7 +45,6 @@ def _finite(scores: Float[Tensor, "targets candidates"]) -> list[list[float | No
 def single_layer_scores(
     scorer: Scorer, candidates: list[int], advance: Callable[[], None]
 ) -> dict[str, Float[Tensor, "targets candidates"]]:
-    """The score of every target layer from each source layer alone."""
     scores: dict[str, list[Tensor]] = {kind: [] for kind in KINDS}
     for layer in candidates:
         for kind, score in scorer((layer,)).items():
@@ -91,7 +90,6 @@ def check_k(k: int, candidates: list[int], kept: int | None = None) -> None:
 
 
 def choose_top_k(order: dict[Output, list[int]], k: int) -> dict[Output, tuple[int, ...]]:
-    """The ``k`` best single layers of every target layer and kind."""
     return {output: tuple(sorted(layers[:k])) for output, layers in order.items()}
 
 

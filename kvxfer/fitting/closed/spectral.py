@@ -36,14 +36,9 @@ _TILE = 1 << 20
 
 
 def is_cheaper(features: int, outputs: int, columns: int, heads: int, lams: int) -> bool:
-    """Whether scoring a path this way, then solving at the best λ, takes less than a factorisation per λ.
+    """Whether scoring a path of ``lams`` this way, then solving at the best, takes less than a factorisation per λ.
 
-    Args:
-        features: of the design.
-        outputs: how many share it.
-        columns: of all outputs.
-        heads: of all outputs.
-        lams: the length of the path.
+    ``outputs`` share the ``features`` of the design; ``columns`` and ``heads`` are those of all of them.
     """
     n, c = float(features), float(columns)
     each = _CHOLESKY * n**3 + 4 * n**2 * c  # factor, solve, multiply by the other split's Gram

@@ -75,7 +75,6 @@ class ActivationStore:
 
     @property
     def kept(self) -> int:
-        """How many rows are in memory."""
         return len(self._kept)
 
     def forget(self) -> None:

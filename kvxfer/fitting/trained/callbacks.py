@@ -40,9 +40,6 @@ class StepLog(Protocol):
 class Recorder(L.Callback):
     """Tells the run's logger, the log and the record what training does; its state is part of every checkpoint.
 
-    Args:
-        spec: the trainer's settings.
-
     Attributes:
         out: the run's logger; None for a process that writes nothing.
         look_seconds, rest_seconds: what a look at the validation rows takes, and what follows the training.
@@ -75,7 +72,6 @@ class Recorder(L.Callback):
         return {**{name: getattr(self, name) for name in names}, "seconds": self.seconds + self._since()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where a checkpoint was."""
         vars(self).update(state_dict)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -5,14 +5,10 @@ A run that goes on from a checkpoint begins at the checkpoint's step, so nothing
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import lightning as L
 import numpy as np
-from torch.utils.data import DataLoader
 
 from kvxfer.errors import KvxferError
 
@@ -81,28 +77,3 @@ class Schedule:
 def batches(rows: int, batch_size: int) -> list[list[int]]:
     """Row numbers in order, so many at a time."""
     return [list(range(first, min(first + batch_size, rows))) for first in range(0, rows, batch_size)]
-
-
-class Data(L.LightningDataModule):
-    """The steps to train on and the batches to validate on; what the rows hold comes from an ``ActivationStore``.
-
-    Every device validates on all rows, so that all of them stop at the same step.
-
-    Args:
-        schedule: the steps.
-        validation_rows: how many rows there are to validate on.
-    """
-
-    def __init__(self, schedule: Schedule, validation_rows: int) -> None:
-        super().__init__()
-        self.schedule, self.validation_rows = schedule, validation_rows
-
-    def train_dataloader(self) -> Iterator[Step]:
-        """Steps from the trainer's on, which it knows once a checkpoint is loaded; they have no end."""
-        trainer: Any = self.trainer
-        for number in itertools.count(trainer.global_step):
-            yield self.schedule.step(number, trainer.global_rank, trainer.world_size)
-
-    def val_dataloader(self) -> DataLoader[Any]:
-        """All validation rows in order."""
-        return DataLoader(batches(self.validation_rows, self.schedule.batch_size), batch_size=None)  # type: ignore[arg-type]

@@ -19,7 +19,6 @@ from lightning.pytorch.tuner import lr_finder
 from lightning.pytorch.tuner.tuning import Tuner
 
 from kvxfer.errors import KvxferError
-from kvxfer.fitting.trained.data import Data
 from kvxfer.fitting.trained.module import TrainedModule
 from kvxfer.fitting.trained.resuming import PlainFiles
 from kvxfer.fitting.trained.specs import TrainerSpec
@@ -85,7 +84,7 @@ def make_trainer(
     return trainer
 
 
-def find_rate(module: TrainedModule, data: Data, spec: TrainerSpec, work: Path) -> float:
+def find_rate(module: TrainedModule, spec: TrainerSpec, work: Path) -> float:
     """The learning rate that Lightning's finder suggests for a module, which is used up by it.
 
     Raises:
@@ -98,9 +97,7 @@ def find_rate(module: TrainedModule, data: Data, spec: TrainerSpec, work: Path) 
     engine = make_trainer(spec, module.device, work, [], enable_checkpointing=False, val_check_interval=steps + 1)
     log.info("trainer.lr=auto: %d steps from a learning rate of %g up to %g, to choose one", steps, low, high)
     with _without_bar():
-        found = Tuner(engine).lr_find(
-            module, datamodule=data, min_lr=low, max_lr=high, num_training=steps, update_attr=False
-        )
+        found = Tuner(engine).lr_find(module, min_lr=low, max_lr=high, num_training=steps, update_attr=False)
     suggested = None if found is None else found.suggestion()
     if suggested is None:
         raise KvxferError("trainer.lr=auto: the finder suggests no learning rate on these rows; set trainer.lr")

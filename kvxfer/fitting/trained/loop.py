@@ -16,7 +16,7 @@ from kvxfer.errors import KvxferError
 from kvxfer.files import read_json, write_json
 from kvxfer.fitting.trained.activations import ActivationStore
 from kvxfer.fitting.trained.callbacks import Recorder, StepLog, all_callbacks, waited
-from kvxfer.fitting.trained.data import Data, Schedule, batches
+from kvxfer.fitting.trained.data import Schedule, batches
 from kvxfer.fitting.trained.engine import FINDER_RATES, find_rate, make_trainer, move, quiet
 from kvxfer.fitting.trained.measures import Measures
 from kvxfer.fitting.trained.module import TrainedModule
@@ -164,8 +164,8 @@ class Fitting:
         return make_network(self.base, self.spec, scales, self.trainer.seed, device)
 
     def _module(self, network: Network, lr: float) -> TrainedModule:
-        stores, cut = (self.training, self.validation), self.schedule.half
-        return TrainedModule(network, self.objective, stores, self.trainer, lr, cut, self.question)
+        stores = self.training, self.validation
+        return TrainedModule(network, self.objective, stores, self.trainer, self.schedule, lr, self.question)
 
     def _announce(self, network: Network, base_kl: float) -> None:
         log.info(
@@ -186,13 +186,10 @@ class Fitting:
             return float(known["lr"])
         if self.trainer.devices > 1:
             raise KvxferError("trainer.lr=auto looks on one device only: find it with trainer.devices=1 and set it")
-        lr = find_rate(self._module(self._network(), FINDER_RATES[0]), self._data(), self.trainer, self.work)
+        lr = find_rate(self._module(self._network(), FINDER_RATES[0]), self.trainer, self.work)
         log.info("trainer.lr=auto: %.3g", lr)
         write_json(file, {"lr": lr, "question": self.question})
         return lr
-
-    def _data(self) -> Data:
-        return Data(self.schedule, len(self.rows.validation))
 
     def _fit(self, engine: L.Trainer, module: TrainedModule, recorder: Recorder, checkpoint: Checkpoint | None) -> None:
         done = checkpoint.step if checkpoint else 0
@@ -205,7 +202,7 @@ class Fitting:
         path = None if checkpoint is None else str(checkpoint.path)
         bar = progress("train", self.trainer.max_steps, "steps", done) if engine.is_global_zero else nullcontext()
         with bar as recorder.advance:
-            engine.fit(module, datamodule=self._data(), ckpt_path=path)
+            engine.fit(module, ckpt_path=path)
 
     def _finish(self, network: Network, recorder: Recorder, known: dict[str, Any]) -> TrainedMap:
         layers, trunks = network.export()

@@ -98,5 +98,4 @@ class Measures:
 
     @staticmethod
     def over(batches: Sequence[Measures]) -> Measures:
-        """Of the rows of all batches (one at least)."""
         return reduce(Measures.merged, batches)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import lightning as L
 import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric
 
 from kvxfer.errors import KvxferError
 from kvxfer.fitting.trained.activations import ActivationStore
-from kvxfer.fitting.trained.data import Step
+from kvxfer.fitting.trained.data import Schedule, Step, batches
 from kvxfer.fitting.trained.measures import Measures
 from kvxfer.fitting.trained.networks import Network
 from kvxfer.fitting.trained.objective import Losses, Objective
@@ -31,12 +33,9 @@ class TrainedModule(L.LightningModule):
     """What Lightning trains.
 
     Args:
-        network: from source content to the target's.
-        objective: what its content is judged by.
-        stores: activations of the rows that the data module names, to train and to validate on.
-        spec: the trainer's settings.
+        stores: activations of the rows to train and to validate on.
+        schedule: which rows a step trains on, and where they are cut.
         lr: the peak learning rate.
-        cut: where validation rows are cut.
         question: the digest of what is asked, for checkpoints.
 
     Attributes:
@@ -50,18 +49,29 @@ class TrainedModule(L.LightningModule):
         objective: Objective,
         stores: tuple[ActivationStore, ActivationStore],
         spec: TrainerSpec,
+        schedule: Schedule,
         lr: float,
-        cut: int,
         question: str,
     ) -> None:
         super().__init__()
         self.network = network
-        self.objective, self.spec, self.lr, self.cut, self.question = objective, spec, lr, cut, question
+        self.objective, self.spec, self.schedule = objective, spec, schedule
+        self.lr, self.question = lr, question
         self.training_store, self.validation_store = stores
         self.searching = False
         self.validated: Measures | None = None
         self.kl = MeanMetric(nan_strategy="error")
         self._batches: list[Measures] = []
+
+    def train_dataloader(self) -> Iterator[Step]:
+        """Steps from the trainer's on, which it knows once a checkpoint is loaded; they have no end."""
+        for number in itertools.count(self.trainer.global_step):
+            yield self.schedule.step(number, self.trainer.global_rank, self.trainer.world_size)
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        """All rows on every device, so that all of them stop at the same step."""
+        rows: Any = batches(len(self.validation_store), self.schedule.batch_size)
+        return DataLoader(rows, batch_size=None)
 
     def training_step(self, step: Step, number: int) -> dict[str, Any]:
         """The loss, and its terms by name, those of layers and outputs as vectors.
@@ -86,7 +96,7 @@ class TrainedModule(L.LightningModule):
         """
         batch = self.validation_store.batch(rows)
         mapped = self.network(batch.source, batch.known)
-        found = self.objective.measures(batch, mapped, self.cut)
+        found = self.objective.measures(batch, mapped, self.schedule.half)
         if not math.isfinite(found.kl):
             raise KvxferError(self._not_finite(self.global_step, mapped, None))
         self.kl.update(found.kl, weight=found.tokens)
@@ -99,7 +109,6 @@ class TrainedModule(L.LightningModule):
         self.log(VAL_KL, self.kl)
 
     def configure_optimizers(self) -> Any:
-        """AdamW with its learning rate by step."""
         optimizer = torch.optim.AdamW(self.network.parameters(), lr=self.lr, weight_decay=self.spec.weight_decay)
         schedule = LambdaLR(optimizer, lambda step: learning_rate(self.spec, step))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

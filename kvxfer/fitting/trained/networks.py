@@ -24,12 +24,8 @@ from kvxfer.models.kv import KV
 class Network(nn.Module):
     """The base's content with what is trained added, or put in its place for the outputs of an MLP.
 
-    The base is no part of the module: its weights are on the device once, are not trained, and stand in no checkpoint.
-
-    Args:
-        base: a map of linear layers.
-        parts: what is trained.
-        device: where it runs.
+    The base, a map of linear layers, is no part of the module: its weights are on the device once, are not trained, and
+    stand in no checkpoint.
     """
 
     def __init__(self, base: CacheMap, parts: Iterable[Part], device: torch.device) -> None:
@@ -44,7 +40,6 @@ class Network(nn.Module):
 
     @property
     def trained(self) -> int:
-        """Numbers that are trained."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     def forward(self, source: KV, known: TargetTokens) -> KV:

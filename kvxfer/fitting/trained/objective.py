@@ -12,7 +12,7 @@ from torch.nn.functional import cosine_similarity, kl_div, log_softmax, scaled_d
 
 from kvxfer.errors import KvxferError
 from kvxfer.fitting.trained.activations import Activations
-from kvxfer.fitting.trained.measures import Measures, Spread
+from kvxfer.fitting.trained.measures import Columns, Measures, Spread
 from kvxfer.fitting.trained.specs import Trained
 from kvxfer.models import rope
 from kvxfer.models.hf import Followed
@@ -21,7 +21,6 @@ from kvxfer.models.kv import KV
 from kvxfer.models.pair import Pair
 
 Outputs = Float[Tensor, "rows tokens hidden"]
-Columns = Float[Tensor, "rows tokens width"]
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,6 @@ class Objective:
             )
 
     def total(self, losses: Losses) -> Float[Tensor, ""]:
-        """The weighted sum of the terms' means."""
         weighted = ((self.spec.attention, losses.attention), (self.spec.kl, losses.kl), (self.spec.mse, losses.mse))
         return torch.stack([weight * term.mean() for weight, term in weighted if term is not None]).sum()
 

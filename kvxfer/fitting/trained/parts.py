@@ -25,13 +25,7 @@ Exported = tuple[dict[Output, LinearLayer], list[Trunk]]
 
 
 class Part(nn.Module, ABC):
-    """What is trained for the outputs that read the same blocks.
-
-    Args:
-        blocks: the design.
-        outputs: what reads it.
-        scales: of the blocks and outputs.
-    """
+    """What is trained for the outputs that read the same blocks."""
 
     mean: Tensor
     deviation: Tensor
@@ -48,7 +42,6 @@ class Part(nn.Module, ABC):
 
     @property
     def inputs(self) -> int:
-        """Columns of the blocks."""
         return len(self.mean)
 
     def forward(self, read: Read) -> Float[Tensor, "outputs tokens width"]:

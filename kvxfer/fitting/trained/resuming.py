@@ -42,7 +42,6 @@ class Checkpoint:
 
     @property
     def step(self) -> int:
-        """Steps that were done."""
         return int(self.state["global_step"])
 
 

@@ -13,7 +13,7 @@ from kvxfer.evals.latency.rounds import clock
 from kvxfer.experiment.config import compose, spelled_out
 from kvxfer.fitting.closed import HeadLocal, Ridge
 from kvxfer.fitting.dials import Reduced
-from kvxfer.fitting.random_maps import nearest, random_map
+from kvxfer.fitting.random_maps import random_map
 from kvxfer.handoff.transfer import Transfer
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import CacheMap
@@ -22,6 +22,7 @@ from kvxfer.maps.plan import Plan
 from kvxfer.models.hf import PUBLISHED, published_geometry, random_model
 from kvxfer.models.hf.published import Shape
 from kvxfer.models.pair import load_pair
+from kvxfer.moments.schedule import nearest
 from tests.doubles import DOUBLES
 from tests.small_runs import results_of, run, settings_of
 
