@@ -12,7 +12,7 @@ from kvxfer.errors import KvxferError
 from kvxfer.evals.evaluation import Data, Evaluation, Subject
 from kvxfer.evals.fit_check import recorded_r2
 from kvxfer.evals.inside_target import Diagnosis, Predictions, Ratios
-from kvxfer.evals.intervals import paired_difference
+from kvxfer.evals.statistics import paired_difference
 from kvxfer.maps.blocks import KINDS
 from kvxfer.progress import progress
 from kvxfer.report.correlations import MEASURES, correlate

@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Bool, Float, Int64
 
 from kvxfer.evals.decoding import CONDITIONS, Decoded
-from kvxfer.evals.intervals import accuracy_interval, mcnemar_exact, mean_interval, paired_difference
 from kvxfer.evals.items import Item
+from kvxfer.evals.statistics import accuracy_interval, mcnemar_exact, mean_interval, paired_difference
 
 OTHERS = CONDITIONS[1:]
 PER_ITEM = ("agreement", "agreement_sampled", "kl", "top", "exact_sampled", "never_sampled")

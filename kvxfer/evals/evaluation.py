@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from kvxfer.evals.paired import scored_lists
+from kvxfer.evals.statistics import scored_lists
 from kvxfer.experiment.runs import RECORD
 from kvxfer.files import read_json
 from kvxfer.handoff.conversation import Direction

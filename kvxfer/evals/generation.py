@@ -12,7 +12,7 @@ from kvxfer.evals.decoding import CONDITIONS, Decoded, Decoder
 from kvxfer.evals.divergence import OTHERS, summarise_decoding
 from kvxfer.evals.evaluation import Data, Evaluation, Subject
 from kvxfer.evals.items import EvalSpec, Item, toy_items
-from kvxfer.evals.paired import paired_item
+from kvxfer.evals.statistics import paired_item
 from kvxfer.progress import progress
 from kvxfer.report.figures import COLOURS, CONTROL
 from kvxfer.report.markdown import table

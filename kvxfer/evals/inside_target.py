@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from kvxfer.errors import KvxferError
-from kvxfer.evals.intervals import Interval, mean_interval, mean_ratio_interval
+from kvxfer.evals.statistics import Interval, mean_interval, mean_ratio_interval
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.columns import read_source
 from kvxfer.maps.content_errors import MappedErrors

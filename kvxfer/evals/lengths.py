@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from kvxfer.evals.intervals import gap_recovered_nats, paired_difference, ratio_difference
+from kvxfer.evals.statistics import gap_recovered_nats, paired_difference, ratio_difference
 from kvxfer.report.tables import interval, number, p_text, percent, points
 from kvxfer.report.verdict import outcome
 

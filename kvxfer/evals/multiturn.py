@@ -12,9 +12,7 @@ from jaxtyping import Float
 
 from kvxfer.errors import KvxferError
 from kvxfer.evals.evaluation import Data, Evaluation, Subject
-from kvxfer.evals.intervals import paired_difference
-from kvxfer.evals.paired import paired_item
-from kvxfer.evals.statistics import summarise
+from kvxfer.evals.statistics import paired_difference, paired_item, summarise
 from kvxfer.evals.turns import DOWN, LARGE, PATTERNS, SMALL, UP, Handed, Stage, play, text_talks, toy_talks
 from kvxfer.handoff.conversation import Direction
 from kvxfer.progress import progress

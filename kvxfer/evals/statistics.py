@@ -1,44 +1,28 @@
-"""From per-item scores to the conditions and tests of results.json.
+"""Intervals, tests, ratios and correlations over scored items, and what an evaluation's scores come to.
 
-The primitives (intervals, exact McNemar, paired differences, ratios) live in ``intervals`` and are offered here too.
+Items of one document share its text, so they are not independent. Intervals therefore resample whole documents. With a
+single document nothing can be said about others: intervals then resample its items and the paired t-test says p = 1.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from jaxtyping import Bool, Float, Shaped
+from scipy import stats
 
 from kvxfer.errors import KvxferError
-from kvxfer.evals.intervals import (
-    accuracy_interval,
-    floor_normalised,
-    gap_recovered,
-    gap_recovered_nats,
-    mcnemar_exact,
-    mean_interval,
-    paired_difference,
-    ratio_interval,
-    require_items,
-    retention,
-)
 
-__all__ = [
-    "COMPARISONS",
-    "CONDITIONS",
-    "accuracy_interval",
-    "floor_normalised",
-    "gap_recovered",
-    "gap_recovered_nats",
-    "mcnemar_exact",
-    "mean_interval",
-    "paired_difference",
-    "ratio_interval",
-    "retention",
-    "summarise",
-]
+LEVEL = 0.95
+RESAMPLES = 2000
+SEED = 0
+NEAR_ZERO = 1e-9
+MOST_NATS = 700.0  # exp of more overflows
+EXACT = 7
+"""Points up to which a rank correlation's p is exact."""
 
 _TRANSFERRED = ("ceiling", "identity", "source", "mapped", "mapped_all")
 CONDITIONS = (*_TRANSFERRED, "floor", "raw_copy", "ancestor_copy", "wrong_donor", "random_map", "no_context")
@@ -49,7 +33,381 @@ COMPARISONS = (
     ("mapped_all", "ceiling"),
     ("mapped", "ancestor_copy"),
 )
-MOST_NATS = 700.0  # exp of more overflows
+TESTED = ("source", "ceiling")
+"""What the mapped cache is tested against where only a score is known."""
+
+Interval = tuple[float, float]
+Column = Float[np.ndarray, " items"]
+
+
+def require_items(count: int) -> None:
+    """KvxferError when nothing was scored."""
+    if count == 0:
+        raise KvxferError(
+            "eval: 0 items were scored and at least 1 is needed; raise the eval's number of items or rows"
+        )
+
+
+def _document_sums(
+    columns: Sequence[Shaped[np.ndarray, " items"]], documents: Sequence[str]
+) -> list[Float[np.ndarray, " documents"]]:
+    """Each column summed per document; a single document is left as its items, the only thing there is to resample."""
+    if any(len(column) != len(documents) for column in columns):
+        sizes = [len(column) for column in columns]
+        raise KvxferError(f"eval: {sizes} values for {len(documents)} document keys; give one document per value")
+    require_items(len(documents))
+    names, codes = np.unique(np.asarray(documents), return_inverse=True)
+    if len(names) == 1:
+        return [np.asarray(column, dtype=np.float64) for column in columns]
+    return [np.bincount(codes, weights=np.asarray(column, dtype=np.float64)) for column in columns]
+
+
+def _means(*columns: Float[np.ndarray, "*shape"], axis: int = -1) -> Float[np.ndarray, columns * resamples]:
+    return np.stack([column.mean(axis=axis) for column in columns])
+
+
+def _resampled(columns: Sequence[Float[np.ndarray, " documents"]]) -> Float[np.ndarray, "columns resamples"]:
+    """The means of all columns over documents drawn with replacement, seeded; a single document is drawn once."""
+    if len(columns[0]) < 2:
+        return _means(*columns)[:, None]
+    drawn = stats.bootstrap(
+        tuple(columns),
+        _means,
+        n_resamples=RESAMPLES,
+        batch=max(1, 4_000_000 // (len(columns) * len(columns[0]))),
+        vectorized=True,
+        paired=True,
+        confidence_level=LEVEL,
+        method="percentile",
+        rng=np.random.default_rng(SEED),
+    )
+    return np.asarray(drawn.bootstrap_distribution)
+
+
+def _percentiles(drawn: Float[np.ndarray, " resamples"]) -> Interval:
+    low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(low), float(high)
+
+
+def ratio_interval(
+    numerator: Shaped[np.ndarray, " items"], denominator: Shaped[np.ndarray, " items"], documents: Sequence[str]
+) -> Interval | None:
+    """95 % interval of sum(numerator) / sum(denominator): percentile bootstrap over documents, seeded.
+
+    The denominator is meant to be positive (a count, or a gap that is one). None when it is not so in every resample:
+    the ratio then has no bounded interval.
+    """
+    totals = _resampled(_document_sums([numerator, denominator], documents))
+    return None if totals[1].min() <= NEAR_ZERO else _percentiles(totals[0] / totals[1])
+
+
+def mean_ratio_interval(
+    numerators: Float[np.ndarray, "items columns"],
+    denominators: Float[np.ndarray, "items columns"],
+    documents: Sequence[str],
+) -> Interval | None:
+    """95 % interval of the mean over columns of sum(numerator) / sum(denominator); otherwise as ratio_interval."""
+    columns = numerators.shape[1]
+    totals = _resampled(_document_sums([*numerators.T, *denominators.T], documents))
+    above, below = totals[:columns], totals[columns:]
+    return None if below.min() <= NEAR_ZERO else _percentiles((above / below).mean(0))
+
+
+def mean_interval(
+    values: Shaped[np.ndarray, " items"], documents: Sequence[str], weights: Shaped[np.ndarray, " items"] | None = None
+) -> Interval:
+    """95 % interval of sum(values) / sum(weights), weights being counts (1 unless given): documents are resampled.
+
+    Raises KvxferError when an item has no weight, as a text without a scored token.
+    """
+    counts = np.ones(len(values)) if weights is None else np.asarray(weights, dtype=np.float64)
+    if len(counts) and counts.min() <= 0:
+        raise KvxferError(f"eval: an item has {counts.min():g} scored tokens and at least 1 is needed; drop such items")
+    interval = ratio_interval(values, counts, documents)
+    if interval is None:
+        raise KvxferError(f"eval: {len(counts)} items have {counts.sum():g} scored tokens together; score more of them")
+    return interval
+
+
+def accuracy_interval(correct: Bool[np.ndarray, " items"], documents: Sequence[str] | None = None) -> Interval:
+    """95 % interval of a share of right answers: Wilson's, widened to the document bootstrap's where that is wider.
+
+    Wilson's holds for independent items and at 0 and 1, where a bootstrap has no width; the bootstrap knows that items
+    of one document stand or fall together. Without documents every item counts as independent.
+    """
+    require_items(len(correct))
+    wilson = stats.binomtest(int(correct.sum()), len(correct)).proportion_ci(LEVEL, method="wilson")
+    low, high = float(wilson.low), float(wilson.high)
+    if documents is not None and len(set(documents)) < len(documents):
+        drawn = mean_interval(correct, documents)
+        low, high = min(low, drawn[0]), max(high, drawn[1])
+    return max(low, 0.0), min(high, 1.0)
+
+
+def mcnemar_exact(a: Bool[np.ndarray, " items"], b: Bool[np.ndarray, " items"]) -> float:
+    """Two-sided p of the exact McNemar test: are the items that only a gets right as many as those only b does?
+
+    1.0 when no item separates them.
+    """
+    require_items(len(a))
+    only_a, only_b = int((a & ~b).sum()), int((b & ~a).sum())
+    if only_a + only_b == 0:
+        return 1.0
+    return float(stats.binomtest(only_a, only_a + only_b, 0.5).pvalue)
+
+
+def _paired_t(differences: Float[np.ndarray, " documents"]) -> float:
+    """Two-sided p that the mean difference is zero, defined for every input."""
+    if len(differences) < 2:
+        return 1.0
+    scale = float(np.abs(differences).max())
+    if scale <= NEAR_ZERO:
+        return 1.0
+    if float(np.ptp(differences)) <= NEAR_ZERO * scale:
+        # No spread, so no t: what is left is that every document has the same sign.
+        return float(stats.binomtest(len(differences), len(differences), 0.5).pvalue)
+    return float(stats.ttest_1samp(differences, 0.0).pvalue)
+
+
+def paired_difference(
+    a: Shaped[np.ndarray, " items"],
+    b: Shaped[np.ndarray, " items"],
+    documents: Sequence[str],
+    weights: Shaped[np.ndarray, " items"] | None = None,
+) -> dict[str, float | int]:
+    """Mean of a minus mean of b over the same items, with a paired test and interval over documents.
+
+    ``difference`` is sum(a - b) / sum(weights) (weights: 1 per item, or tokens when a and b are sums over tokens),
+    ``ci_low`` and ``ci_high`` its 95 % bootstrap interval, ``t_p`` the p of a paired t-test of the documents' means.
+    """
+    require_items(len(a))
+    delta = np.asarray(a, dtype=np.float64) - np.asarray(b, dtype=np.float64)
+    counts = np.ones(len(delta)) if weights is None else np.asarray(weights, dtype=np.float64)
+    low, high = mean_interval(delta, documents, counts)
+    count = len(set(documents))
+    sums, sizes = _document_sums([delta, counts], documents)
+    return {
+        "difference": float(delta.sum() / counts.sum()),
+        "ci_low": low,
+        "ci_high": high,
+        "t_p": _paired_t(sums / sizes) if count > 1 else 1.0,
+        "n_items": len(delta),
+        "n_documents": count,
+    }
+
+
+def ratio_difference(
+    first: tuple[Shaped[np.ndarray, " items"], Shaped[np.ndarray, " items"]],
+    second: tuple[Shaped[np.ndarray, " items"], Shaped[np.ndarray, " items"]],
+    documents: Sequence[str],
+) -> dict[str, float | None]:
+    """The first ratio of sums less the second, over the same items: ``difference``, ``ci_low``, ``ci_high``, ``p``.
+
+    Each ratio is (numerator, denominator) as in :func:`ratio_interval`. The interval is the percentile bootstrap over
+    documents; ``p`` the two-sided t-test that the difference is zero, on ratios made linear about their own values
+    (delta method: Cochran, Sampling Techniques, 1977, chapter 6). All None when a denominator is not positive in every
+    resample.
+    """
+    sums = _document_sums([*first, *second], documents)
+    totals = _resampled(sums)
+    means = [float(column.mean()) for column in sums]
+    if min(totals[1::2].min(), *means[1::2]) <= NEAR_ZERO:
+        return dict.fromkeys(("difference", "ci_low", "ci_high", "p"))
+    ratios = means[0] / means[1], means[2] / means[3]
+    low, high = _percentiles(totals[0] / totals[1] - totals[2] / totals[3])
+    lines = [
+        (above - ratio * below) / mean
+        for ratio, above, below, mean in zip(ratios, sums[::2], sums[1::2], means[1::2], strict=True)
+    ]
+    difference = ratios[0] - ratios[1]
+    p = _paired_t(difference + lines[0] - lines[1]) if len(set(documents)) > 1 else 1.0
+    return {"difference": difference, "ci_low": low, "ci_high": high, "p": p}
+
+
+def _ratio(above: float, below: float) -> float | None:
+    return above / below if below > NEAR_ZERO else None
+
+
+def retention(mapped: float, ceiling: float) -> float | None:
+    """Mapped accuracy over the ceiling's; None when the ceiling is zero."""
+    return _ratio(mapped, ceiling)
+
+
+def floor_normalised(mapped: float, ceiling: float, chance: float | int) -> float | None:
+    """Retention of what lies above chance; None when the ceiling itself is not above chance."""
+    return _ratio(mapped - chance, ceiling - chance)
+
+
+def gap_recovered(mapped: float, source: float, ceiling: float) -> float | None:
+    """Share of the accuracy gap between source and ceiling that is closed (> 0: better than the source).
+
+    None when the ceiling is not above the source: there is no gap, and a ratio would flip its sign.
+    """
+    return _ratio(mapped - source, ceiling - source)
+
+
+def gap_recovered_nats(mapped: float, source: float, ceiling: float) -> float | None:
+    """The same in nats, where lower is better: (source - mapped) / (source - ceiling)."""
+    return _ratio(source - mapped, source - ceiling)
+
+
+def holm(ps: Sequence[float]) -> list[float]:
+    """p adjusted for the number of tests: Holm's step-down method (1979), in the order given."""
+    adjusted, largest = [0.0] * len(ps), 0.0
+    for place, index in enumerate(np.argsort(ps, kind="stable")):
+        largest = max(largest, min(1.0, (len(ps) - place) * ps[index]))
+        adjusted[index] = largest
+    return adjusted
+
+
+def rank_correlation(first: Sequence[float | int], second: Sequence[float | int]) -> tuple[float, float] | None:
+    """Rank correlation and its two-sided p; None with fewer than 4 points or where one side does not vary.
+
+    Up to ``EXACT`` points every permutation counts; the usual approximation says 0 for four points in order.
+    """
+    if len(first) < 4 or len(set(first)) == 1 or len(set(second)) == 1:
+        return None
+    found = stats.spearmanr(first, second)
+    if len(first) > EXACT:
+        return float(found.statistic), float(found.pvalue)
+    ranks = stats.rankdata(second)
+    exact = stats.permutation_test(
+        (stats.rankdata(first),),
+        lambda x: np.corrcoef(x, ranks)[0, 1],
+        permutation_type="pairings",
+        n_resamples=np.inf,
+        vectorized=False,
+    )
+    return float(found.statistic), float(exact.pvalue)
+
+
+def correlation(x: Float[np.ndarray, " points"], y: Float[np.ndarray, " points"], name: str) -> dict[str, Any]:
+    """Pearson's or Spearman's correlation: ``value``, two-sided ``p``, ``ci`` (95 %, percentile bootstrap over points).
+
+    Resamples in which one of the two does not vary have no correlation and are left out.
+    """
+    whole = {"pearson": stats.pearsonr, "spearman": stats.spearmanr}[name](x, y)
+    index = np.random.default_rng(SEED).integers(0, len(x), (RESAMPLES, len(x)))
+    drawn = [x[index], y[index]]
+    if name == "spearman":
+        drawn = [stats.rankdata(each, axis=1) for each in drawn]
+    varies = np.minimum(np.ptp(drawn[0], axis=1), np.ptp(drawn[1], axis=1)) > 0
+    a, b = (each[varies] - each[varies].mean(1, keepdims=True) for each in drawn)
+    found = (a * b).sum(1) / np.sqrt((a**2).sum(1) * (b**2).sum(1))
+    return {"value": float(whole.statistic), "p": float(whole.pvalue), "ci": list(_percentiles(found))}
+
+
+def summarise_scores(
+    scores: Mapping[str, Column], chance: Column, documents: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """``conditions`` and ``tests``, with the keys that accuracies have in results.json.
+
+    Args:
+        scores: by condition, what every sample scored: 0 or 1, or any number where more is better. Ceiling, source
+            and mapped must be there.
+        chance: what guessing would score on every sample.
+        documents: what every sample is about; whole documents are resampled.
+
+    Scores of 0 and 1 are tested with exact McNemar, others with a paired t-test over documents (``test`` says which).
+    """
+    require_items(len(chance))
+    binary = is_binary(scores)
+    conditions = {
+        name: _share_row(scores, name, chance, documents, binary) | {"n": len(own)} for name, own in scores.items()
+    }
+    test = {"test": "mcnemar" if binary else "paired_t"}
+    tests = {
+        f"mapped_vs_{other}": test | _share_test(scores["mapped"], scores[other], documents, binary)
+        for other in TESTED
+        if "mapped" in scores and other in scores
+    }
+    return {"conditions": conditions, "tests": tests}
+
+
+def is_binary(scores: Mapping[str, Column]) -> bool:
+    """Whether every sample is right or wrong under every condition."""
+    return all(bool(np.isin(values, (0.0, 1.0)).all()) for values in scores.values())
+
+
+def _share_row(
+    scores: Mapping[str, Column], name: str, chance: float | int | Column, documents: Sequence[str], binary: bool
+) -> dict[str, Any]:
+    """A condition's mean score and its ratios with their intervals; None for each that has nothing to be made of."""
+    keys = ("accuracy", "retention", "retention_floor_normalised", "gap_recovered")
+    row: dict[str, Any] = {key: None for one in keys for key in (one, f"{one}_ci")}
+    if name not in scores:
+        return row
+    own, best, base = scores[name], scores.get("ceiling"), scores.get("source")
+    value, middle = float(own.mean()), float(np.mean(chance))
+    interval = accuracy_interval(own == 1, documents) if binary else mean_interval(own, documents)
+    row |= {"accuracy": value, "accuracy_ci": list(interval)}
+    if best is None:
+        return row
+    ceiling = float(best.mean())
+    parts = {
+        "retention": (retention(value, ceiling), own, best),
+        "retention_floor_normalised": (floor_normalised(value, ceiling, middle), own - chance, best - chance),
+    }
+    if base is not None:
+        parts["gap_recovered"] = (gap_recovered(value, float(base.mean()), ceiling), own - base, best - base)
+    return row | _ratios(parts, documents)
+
+
+def _ratios(
+    parts: Mapping[str, tuple[float | None, Column, Column]], documents: Sequence[str]
+) -> dict[str, float | list[float] | None]:
+    row: dict[str, float | list[float] | None] = {}
+    for name, (value, above, below) in parts.items():
+        interval = None if value is None else ratio_interval(above, below, documents)
+        if interval is not None and interval[0] == interval[1]:
+            # Where no item errs, no resample differs: an interval without width would claim certainty.
+            interval = None
+        row |= {name: value, f"{name}_ci": None if interval is None else list(interval)}
+    return row
+
+
+def _share_test(first: Column, second: Column, documents: Sequence[str], binary: bool) -> dict[str, Any]:
+    paired = paired_difference(first, second, documents)
+    return {
+        "accuracy_p": mcnemar_exact(first == 1, second == 1) if binary else paired["t_p"],
+        "accuracy_difference": paired["difference"],
+        "accuracy_ci": [paired["ci_low"], paired["ci_high"]],
+        "n": paired["n_items"],
+        "documents": paired["n_documents"],
+    }
+
+
+def summarise(items: Sequence[Mapping[str, Any]], chance: float | int | None = None) -> dict[str, Any]:
+    """The ``conditions``, ``tests``, ``by_kind`` and ``chance`` of results.json from per-item scores.
+
+    An item is {"id", "document", "kind", "chance", "correct": {condition: bool}, "nats": {condition: sum of nats over
+    the scored tokens}, "tokens", "generated": {condition: bool}}; without answers to choose from, ``correct`` and
+    ``generated`` are absent and what needs them is None. Every item carries the same conditions. Chance is the items'
+    mean unless given. Differences are first minus second: mapped better means > 0 in accuracy and < 0 in nats. Raises
+    KvxferError without items, for a missing condition and for a score that is not finite.
+    """
+    scores = _Scores(items)
+    if chance is None:
+        chance = float(np.mean([item.get("chance") or 0.0 for item in items]))
+    conditions = {
+        c: _share_row(scores.correct, c, chance, scores.documents, True)
+        | {"generated": float(scores.generated[c].mean()) if c in scores.generated else None}
+        | _nats_row(scores, c)
+        | {"n": len(items)}
+        for c in scores.conditions
+    }
+    tests = {
+        f"{first}_vs_{second}": _test_row(scores, first, second)
+        for first, second in COMPARISONS
+        if first in scores.nats and second in scores.nats
+    }
+    kinds = np.array([str(item.get("kind", "")) for item in items])
+    by_kind = {
+        str(kind): {c: float(right[kinds == kind].mean()) for c, right in scores.correct.items()}
+        for kind in dict.fromkeys(kinds.tolist())
+        if scores.correct
+    }
+    return {"conditions": conditions, "tests": tests, "by_kind": by_kind, "chance": chance}
 
 
 class _Scores:
@@ -62,13 +420,10 @@ class _Scores:
         self.documents = [str(item["document"]) for item in items]
         self.tokens = np.array([item["tokens"] for item in items], dtype=np.float64)
         self.nats = {c: self._column(items, "nats", c).astype(np.float64) for c in self.conditions}
-        self.correct = {
-            c: self._column(items, "correct", c).astype(bool) for c in self.conditions if first.get("correct")
-        }
-        generated = first.get("generated") or {}
-        self.generated = {
-            c: self._column(items, "generated", c).astype(bool) for c in self.conditions if c in generated
-        }
+        self.correct, self.generated = (
+            {c: self._column(items, key, c).astype(np.float64) for c in self.conditions if c in (first.get(key) or {})}
+            for key in ("correct", "generated")
+        )
         for condition, values in self.nats.items():
             for item, value in zip(items, values, strict=True):
                 if not math.isfinite(value):
@@ -87,49 +442,9 @@ class _Scores:
                 )
         return np.array([item[key][condition] for item in items])
 
-    def accuracy(self, condition: str) -> float | None:
-        return float(self.correct[condition].mean()) if condition in self.correct else None
-
     def per_token(self, condition: str) -> float:
         """Nats per scored token."""
         return float(self.nats[condition].sum() / self.tokens.sum())
-
-
-def _accuracy_row(scores: _Scores, condition: str, chance: float | int) -> dict[str, Any]:
-    """Accuracy and its ratios; all None without answers to be right or wrong about."""
-    names = ("accuracy", "retention", "retention_floor_normalised", "gap_recovered")
-    row: dict[str, Any] = {key: None for name in names for key in (name, f"{name}_ci")} | {"generated": None}
-    if condition in scores.generated:
-        row["generated"] = float(scores.generated[condition].mean())
-    mapped = scores.accuracy(condition)
-    if mapped is None:
-        return row
-    right = scores.correct[condition].astype(np.float64)
-    row |= {"accuracy": mapped, "accuracy_ci": list(accuracy_interval(scores.correct[condition], scores.documents))}
-    ceiling, source = scores.accuracy("ceiling"), scores.accuracy("source")
-    parts: dict[str, tuple[float | None, np.ndarray, np.ndarray]] = {}
-    if ceiling is not None:
-        best = scores.correct["ceiling"].astype(np.float64)
-        parts["retention"] = (retention(mapped, ceiling), right, best)
-        normalised = floor_normalised(mapped, ceiling, chance)
-        parts["retention_floor_normalised"] = (normalised, right - chance, best - chance)
-        if source is not None:
-            base = scores.correct["source"].astype(np.float64)
-            parts["gap_recovered"] = (gap_recovered(mapped, source, ceiling), right - base, best - base)
-    return row | _ratios(parts, scores.documents)
-
-
-def _ratios(
-    parts: Mapping[str, tuple[float | None, np.ndarray, np.ndarray]], documents: Sequence[str]
-) -> dict[str, float | list[float] | None]:
-    row: dict[str, float | list[float] | None] = {}
-    for name, (value, above, below) in parts.items():
-        interval = None if value is None else ratio_interval(above, below, documents)
-        if interval is not None and interval[0] == interval[1]:
-            # Where no item errs, no resample differs: an interval without width would claim certainty.
-            interval = None
-        row |= {name: value, f"{name}_ci": None if interval is None else list(interval)}
-    return row
 
 
 def _nats_row(scores: _Scores, condition: str) -> dict[str, Any]:
@@ -152,51 +467,62 @@ def _nats_row(scores: _Scores, condition: str) -> dict[str, Any]:
 
 def _test_row(scores: _Scores, first: str, second: str) -> dict[str, Any]:
     nats = paired_difference(scores.nats[first], scores.nats[second], scores.documents, scores.tokens)
-    row: dict[str, Any] = {
-        "accuracy_p": None,
-        "accuracy_difference": None,
-        "accuracy_ci": None,
+    if first in scores.correct:
+        row = _share_test(scores.correct[first], scores.correct[second], scores.documents, True)
+    else:
+        row = {"accuracy_p": None, "accuracy_difference": None, "accuracy_ci": None}
+    return row | {
         "nll_p": nats["t_p"],
         "nll_difference": nats["difference"],
         "nll_ci": [nats["ci_low"], nats["ci_high"]],
         "n": nats["n_items"],
         "documents": nats["n_documents"],
     }
-    if first in scores.correct:
-        a, b = scores.correct[first], scores.correct[second]
-        paired = paired_difference(a, b, scores.documents)
-        row |= {
-            "accuracy_p": mcnemar_exact(a, b),
-            "accuracy_difference": paired["difference"],
-            "accuracy_ci": [paired["ci_low"], paired["ci_high"]],
-        }
-    return row
 
 
-def summarise(items: Sequence[Mapping[str, Any]], chance: float | int | None = None) -> dict[str, Any]:
-    """The ``conditions``, ``tests``, ``by_kind`` and ``chance`` of results.json from per-item scores.
+def scored_lists(data: Any) -> dict[str, list[Mapping[str, Any]]]:
+    """Every list of ``items`` with the nats of a mapped cache, by where it is in the results.
 
-    An item is {"id", "document", "kind", "chance", "correct": {condition: bool}, "nats": {condition: sum of nats over
-    the scored tokens}, "tokens", "generated": {condition: bool}}; without answers to choose from, ``correct`` and
-    ``generated`` are absent and what needs them is None. Every item carries the same conditions. Chance is the items'
-    mean unless given. Differences are first minus second: mapped better means > 0 in accuracy and < 0 in nats. Raises
-    KvxferError without items, for a missing condition and for a score that is not finite.
+    A list's name is made of the plain values beside it, as ``domain toy, prefix 48``.
     """
-    scores = _Scores(items)
-    if chance is None:
-        chance = float(np.mean([item.get("chance") or 0.0 for item in items]))
-    conditions = {
-        c: _accuracy_row(scores, c, chance) | _nats_row(scores, c) | {"n": len(items)} for c in scores.conditions
-    }
-    tests = {
-        f"{first}_vs_{second}": _test_row(scores, first, second)
-        for first, second in COMPARISONS
-        if first in scores.nats and second in scores.nats
-    }
-    kinds = np.array([str(item.get("kind", "")) for item in items])
-    by_kind = {
-        str(kind): {c: float(right[kinds == kind].mean()) for c, right in scores.correct.items()}
-        for kind in dict.fromkeys(kinds.tolist())
-        if scores.correct
-    }
-    return {"conditions": conditions, "tests": tests, "by_kind": by_kind, "chance": chance}
+    return dict(_lists(data, ()))
+
+
+def paired_item(
+    item: Mapping[str, Any],
+    nats: float | None = None,
+    correct: bool | None = None,
+    score: float | None = None,
+    tokens: int = 1,
+) -> Mapping[str, Any]:
+    """One item under its mapped cache.
+
+    Args:
+        nats: less is better; of all its ``tokens``.
+        correct: right or wrong.
+        score: where an answer is more or less right: more is better.
+    """
+    found: dict[str, Any] = {"id": item["id"], "document": item["document"], "tokens": tokens}
+    given = {"nats": nats, "correct": correct, "score": score}
+    return found | {key: {"mapped": value} for key, value in given.items() if value is not None}
+
+
+def _lists(value: Any, said: tuple[str, ...]) -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
+    if isinstance(value, list):
+        for item in value:
+            yield from _lists(item, said)
+    elif isinstance(value, Mapping):
+        plain = [f"{key} {item}" for key, item in value.items() if isinstance(item, str | int)]
+        items = value.get("items")
+        if _are_scored(items):
+            yield ", ".join((*said, *plain)), list(items or [])
+        for key, item in value.items():
+            if key != "items":
+                yield from _lists(item, said)
+
+
+def _are_scored(items: Any) -> bool:
+    if not isinstance(items, list) or not items or not isinstance(items[0], Mapping):
+        return False
+    needed = {"id", "document", "tokens", "nats"}
+    return all(needed <= set(item) and "mapped" in item["nats"] for item in items)

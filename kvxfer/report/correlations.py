@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
-from scipy import stats
 
 from kvxfer.errors import KvxferError
 from kvxfer.evals.evaluation import Subject
-from kvxfer.evals.intervals import LEVEL, RESAMPLES, SEED
+from kvxfer.evals.statistics import correlation
 from kvxfer.files import read_json
 
 MEASURES = (
@@ -118,20 +116,3 @@ def _row(maps: Sequence[Mapping[str, Any]], measure: str, downstream: str) -> di
     if len(kept) >= FEWEST_MAPS and np.ptp(kept, axis=0).min() > 0:
         row |= {name: correlation(kept[:, 0], kept[:, 1], name) for name in ("pearson", "spearman")}
     return row
-
-
-def correlation(x: Float[np.ndarray, " maps"], y: Float[np.ndarray, " maps"], name: str) -> dict[str, Any]:
-    """Pearson's or Spearman's correlation: ``value``, two-sided ``p``, ``ci`` (95 %, percentile bootstrap over maps).
-
-    Resamples in which one of the two does not vary have no correlation and are left out.
-    """
-    whole = {"pearson": stats.pearsonr, "spearman": stats.spearmanr}[name](x, y)
-    index = np.random.default_rng(SEED).integers(0, len(x), (RESAMPLES, len(x)))
-    drawn = [x[index], y[index]]
-    if name == "spearman":
-        drawn = [stats.rankdata(each, axis=1) for each in drawn]
-    varies = np.minimum(np.ptp(drawn[0], axis=1), np.ptp(drawn[1], axis=1)) > 0
-    a, b = (each[varies] - each[varies].mean(1, keepdims=True) for each in drawn)
-    found = (a * b).sum(1) / np.sqrt((a**2).sum(1) * (b**2).sum(1))
-    low, high = np.quantile(found, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return {"value": float(whole.statistic), "p": float(whole.pvalue), "ci": [float(low), float(high)]}

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 
 from kvxfer.evals.full import heading
-from kvxfer.evals.intervals import mcnemar_exact, paired_difference
 from kvxfer.evals.kinds import KINDS
+from kvxfer.evals.statistics import holm, mcnemar_exact, paired_difference
 from kvxfer.report import markdown
-from kvxfer.report.comparing import holm
 from kvxfer.report.evaluations import Evaluated, groups, item_sets
 from kvxfer.report.figures import conditions_figure
 from kvxfer.report.pages import write_pages

@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from scipy import stats
 
@@ -16,7 +15,7 @@ from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import CacheMap
 from kvxfer.maps.plan import Plan
 from kvxfer.models.pair import Pair
-from kvxfer.report.correlations import MEASURES, correlate, correlation
+from kvxfer.report.correlations import MEASURES, correlate
 from kvxfer.report.diagnostics import correlation_table
 from kvxfer.text.corpus import CorpusSpec
 from tests.exact_maps import exact_map, with_itself
@@ -105,12 +104,3 @@ def test_maps_without_answers_have_no_retention(subject):
         write(subject, f"d{n}", diagnosed(COSINES[n]), f"map{n}")
         write(subject, f"i{n}", items(None), f"map{n}")
     assert {row["n"] for row in correlate(subject, ASKED, measured(0.9))["rows"]} == {0}
-
-
-def test_the_interval_is_the_bootstrap_of_pairs():
-    draw = np.random.default_rng(4)
-    x = draw.normal(size=60)
-    y = x + draw.normal(size=60)
-    found = correlation(x, y, "pearson")
-    fisher = stats.pearsonr(x, y).confidence_interval()
-    assert found["ci"] == pytest.approx([fisher.low, fisher.high], abs=0.06)

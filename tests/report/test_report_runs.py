@@ -11,9 +11,9 @@ import pytest
 from scipy import stats
 
 from kvxfer.errors import KvxferError
+from kvxfer.evals.statistics import holm
 from kvxfer.experiment.sweeps.measures import numbers
 from kvxfer.report.command import main
-from kvxfer.report.comparing import holm
 from kvxfer.report.evaluations import Evaluated, find, groups, item_sets
 from kvxfer.report.side_by_side import render
 from tests.report.test_html import stands_alone

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvxfer.evals.intervals import paired_difference
+from kvxfer.evals.statistics import paired_difference
 from kvxfer.experiment.config import compose, to_settings
 from kvxfer.experiment.stages.evaluate import evaluate
 

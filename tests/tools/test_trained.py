@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kvxfer.errors import KvxferError
-from kvxfer.evals.intervals import paired_difference
+from kvxfer.evals.statistics import paired_difference
 from kvxfer.fitting.trained.specs import MLP, Corrected, Residual, Trained, TrainerSpec
 from kvxfer.report.tables import p_value, points
 from kvxfer.report.wording import condition_name

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float
 
-from kvxfer.evals.intervals import gap_recovered, gap_recovered_nats
+from kvxfer.evals.statistics import gap_recovered, gap_recovered_nats
 from kvxfer.fitting.trained.specs import TRAINED, TrainerSpec
 from kvxfer.text.corpus import RowCounts
 

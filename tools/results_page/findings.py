@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from kvxfer.report.comparing import LEVEL, difference, holm, spearman
+from kvxfer.evals.statistics import holm, rank_correlation
 from kvxfer.report.markdown import table
 from kvxfer.report.tables import number, p_text, percent
+from tools.results_page.comparing import LEVEL, difference
 from tools.results_page.data import MapResult, PairResults, shared_overrides
 
 COLLAPSE = 0.5
@@ -97,7 +98,7 @@ def alpha_monotone(pair: PairResults) -> Verdict:
     ends = difference(line[-1].scores, line[0].scores, pair.baseline)
     steps = [difference(after.scores, before.scores, pair.baseline) for before, after in itertools.pairwise(line)]
     against = [step for step in steps if step.nats * ends.nats < 0]
-    rho = spearman(alphas, nats)
+    rho = rank_correlation(alphas, nats)
     trend = "" if rho is None else f", Spearman of α and nats {number(rho[0], 2, sign=True)} ({p_text(rho[1])})"
     way = "quality falls" if ends.nats > 0 else "quality rises"
     numbers = (
@@ -170,7 +171,7 @@ def r2_predicts(pair: PairResults) -> Verdict:
     maps = pair.calibrated_alike
 
     def rank(some: list[MapResult]) -> tuple[float, float] | None:
-        return spearman([m.r2 for m in some], [pair.baseline.per_token(m.scores) for m in some])
+        return rank_correlation([m.r2 for m in some], [pair.baseline.per_token(m.scores) for m in some])
 
     overall = rank(maps)
     if overall is None:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvxfer.errors import KvxferError
-from kvxfer.evals.statistics import MOST_NATS
-from kvxfer.report.comparing import Difference, difference, holm
+from kvxfer.evals.statistics import MOST_NATS, holm
 from kvxfer.report.markdown import table
 from kvxfer.report.tables import NOTHING, number, p_value, percent, perplexity, points, quantity
 from kvxfer.report.wording import condition_name
+from tools.results_page.comparing import Difference, difference
 from tools.results_page.data import MapResult, PairResults, Scores, one_each
 
 PLAIN = ("ridge", "isotropic", "full", "same")

@@ -11,12 +11,11 @@ import numpy as np
 from jaxtyping import Float
 
 from kvxfer.errors import KvxferError
-from kvxfer.evals.intervals import paired_difference
-from kvxfer.evals.statistics import MOST_NATS
-from kvxfer.report.comparing import Difference, difference, holm
+from kvxfer.evals.statistics import MOST_NATS, holm, paired_difference
 from kvxfer.report.markdown import table
 from kvxfer.report.tables import NOTHING, number, p_value, percent, perplexity, points, quantity
 from kvxfer.report.wording import condition_name
+from tools.results_page.comparing import Difference, difference
 from tools.results_page.data import Baseline, Json, MapResult, PairResults, Scores
 from tools.results_page.tables import BASELINES
 

@@ -15,7 +15,7 @@ from kvxfer.evals.benchmarks.scores import check_measures, gather
 from kvxfer.evals.benchmarks.tasks import harness_version, load_tasks, run_tasks
 from kvxfer.evals.benchmarks.toy_tasks import TOY_TASKS, write_toy_tasks
 from kvxfer.evals.evaluation import Data, Evaluation, Subject
-from kvxfer.evals.paired import paired_item
+from kvxfer.evals.statistics import paired_item
 from kvxfer.report.benchmarks_figure import benchmarks_figure
 from kvxfer.report.markdown import table
 from kvxfer.report.tables import NOTHING, interval, p_text, p_value, percent, points

@@ -11,8 +11,7 @@ import numpy as np
 
 from kvxfer.errors import KvxferError
 from kvxfer.evals.benchmarks.tasks import Tasks
-from kvxfer.evals.paired_scores import is_binary, summarise_scores
-from kvxfer.report.comparing import holm
+from kvxfer.evals.statistics import holm, is_binary, summarise_scores
 
 Logged = Mapping[str, Any]
 """What the harness returns of one condition."""

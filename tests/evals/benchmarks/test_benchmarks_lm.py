@@ -21,9 +21,8 @@ from kvxfer.evals.benchmarks.toy_tasks import TOY_TASKS, write_toy_tasks
 from kvxfer.evals.conditions import Prepared
 from kvxfer.evals.full import measured
 from kvxfer.evals.items import EvalSpec, toy_items
-from kvxfer.evals.paired_scores import summarise_scores
 from kvxfer.evals.scoring import score
-from kvxfer.report.comparing import holm
+from kvxfer.evals.statistics import holm, summarise_scores
 from kvxfer.report.rendering import render
 from kvxfer.report.verdict import Verdict
 from tests.harness_pairs import own_model

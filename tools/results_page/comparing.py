@@ -1,20 +1,14 @@
-"""Paired comparisons of maps, corrected for how many were made, and rank correlations."""
+"""Paired comparisons of maps on a baseline's items."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from scipy import stats
-
-from kvxfer.evals.intervals import mcnemar_exact, paired_difference
+from kvxfer.evals.statistics import mcnemar_exact, paired_difference
 from kvxfer.report.tables import NOTHING, p_text
 from tools.results_page.data import Baseline, Scores
 
 LEVEL = 0.05
-EXACT = 7
-"""Points up to which a rank correlation's p is exact."""
 
 
 @dataclass(frozen=True)
@@ -51,33 +45,3 @@ def difference(first: Scores, second: Scores, baseline: Baseline) -> Difference:
         accuracy = float(first.correct.mean() - second.correct.mean())
         p = mcnemar_exact(first.correct, second.correct)
     return Difference(float(nats["difference"]), float(nats["t_p"]), accuracy, p)
-
-
-def holm(ps: Sequence[float]) -> list[float]:
-    """p adjusted for the number of tests: Holm's step-down method (1979), in the order given."""
-    adjusted, largest = [0.0] * len(ps), 0.0
-    for place, index in enumerate(np.argsort(ps, kind="stable")):
-        largest = max(largest, min(1.0, (len(ps) - place) * ps[index]))
-        adjusted[index] = largest
-    return adjusted
-
-
-def spearman(first: Sequence[float | int], second: Sequence[float | int]) -> tuple[float, float] | None:
-    """Rank correlation and its two-sided p; None with fewer than 4 points or where one side does not vary.
-
-    Up to ``EXACT`` points every permutation counts; the usual approximation says 0 for four points in order.
-    """
-    if len(first) < 4 or len(set(first)) == 1 or len(set(second)) == 1:
-        return None
-    found = stats.spearmanr(first, second)
-    if len(first) > EXACT:
-        return float(found.statistic), float(found.pvalue)
-    ranks = stats.rankdata(second)
-    exact = stats.permutation_test(
-        (stats.rankdata(first),),
-        lambda x: np.corrcoef(x, ranks)[0, 1],
-        permutation_type="pairings",
-        n_resamples=np.inf,
-        vectorized=False,
-    )
-    return float(found.statistic), float(exact.pvalue)
