@@ -17,6 +17,7 @@ from omegaconf import DictConfig
 from kvxfer.errors import KvxferError
 from kvxfer.experiment.cli import one_line, wrong_option
 from kvxfer.experiment.config import job_config, plain, refuse_in_multirun, save_job, stage_of, to_settings, value_of
+from kvxfer.experiment.sweeps.composing import Composer
 from kvxfer.experiment.sweeps.jobs import Job, job_file, sweep_id
 from kvxfer.experiment.sweeps.skipping import read_skip, without_skipped
 
@@ -82,12 +83,13 @@ class GridSweeper(BasicSweeper):
     def _composed(self, grid: list[list[str]]) -> list[Job]:
         """All jobs, or one error that names the first bad one."""
         swept = [column for column in range(len(grid[0])) if len({overrides[column] for overrides in grid}) > 1]
+        composer = Composer(self.loader, self.base)
         jobs: list[Job] = []
         wrong: list[str] = []
         for number, overrides in enumerate(grid):
             changed = [overrides[column] for column in swept]
             try:
-                jobs.append(self._job(number, overrides, changed))
+                jobs.append(self._job(number, composer.compose(overrides), changed))
             except Exception as error:
                 label = f"job {number} ({' '.join(changed)})" if changed else f"job {number}"
                 wrong.append(f"{label}: {wrong_option(changed, error) or one_line(error)}")
@@ -96,8 +98,7 @@ class GridSweeper(BasicSweeper):
             raise KvxferError(f"{wrong[0]}{more}; no job was started")
         return jobs
 
-    def _job(self, number: int, overrides: list[str], changed: list[str]) -> Job:
-        composed = self.loader.load_sweep_config(self.base, list(overrides))
+    def _job(self, number: int, composed: DictConfig, changed: list[str]) -> Job:
         HydraConfig.instance().set_config(composed)
         config = job_config(composed)
         if stage_of(config) != self.stage:
