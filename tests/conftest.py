@@ -9,20 +9,24 @@ os.environ["WANDB_MODE"] = "offline"
 # One thread a worker: two workers that each start two threads wait for one another on two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from launching import PNG, launched  # noqa: F401  (a fixture)
+from launching import PNG, command, launched  # noqa: F401  (two fixtures)
 from matplotlib.figure import Figure
 
 from kvxfer.models.pair import ModelSpec, Pair, PairSpec, load_pair
 
 
-@pytest.fixture
-def no_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures are made but not rendered, which takes longer than a tiny pair's numbers; they have their own tests."""
-    monkeypatch.setattr(Figure, "savefig", lambda self, path, **options: Path(path).write_bytes(PNG))
+@pytest.fixture(scope="module", autouse=True)
+def _no_drawing(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Figures are made but not rendered, which takes longer than a tiny pair's numbers; files marked ``draws`` do."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.node.get_closest_marker("draws") is None:
+            patch.setattr(Figure, "savefig", lambda self, path, **options: Path(path).write_bytes(PNG))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,11 @@
-"""What tests of sweeps share: where the grids are, and sweeps whose jobs are not run."""
+"""What tests of commands share: where the grids are, commands in this process, and sweeps whose jobs are not run."""
 
 from __future__ import annotations
 
+import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -41,3 +43,43 @@ def run_sweep(monkeypatch: pytest.MonkeyPatch, stage: str, *arguments: str) -> s
     with pytest.raises(SystemExit) as end:
         cli.main(stage)
     return str(end.value)
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a command has left: its exit status and what it said."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Done]]:
+    """A command as a user gives it, in this process, so that its workers can be used again; training has no eval.
+
+    Logging is set up anew by every command, and put back afterwards.
+    """
+    monkeypatch.chdir(REPOSITORY)
+    ours, root = logging.getLogger("kvxfer"), logging.getLogger()
+    before = [(logger, logger.handlers[:], logger.level, logger.propagate) for logger in (ours, root)]
+
+    def run(stage: str, given: list[str], *arguments: str) -> Done:
+        own = [item for item in given if stage == "evaluate" or not item.startswith("eval.")]
+        monkeypatch.setattr(sys, "argv", [f"{stage}.py", *arguments, *own])
+        monkeypatch.setenv("HYDRA_FULL_ERROR", "0")  # a command sets it
+        ours.handlers = []
+        capfd.readouterr()
+        code: str | int | None = 0
+        try:
+            cli.main(stage)
+        except SystemExit as end:
+            code = end.code
+        # Python prints a text that it is ended with, and exits with 1.
+        said = capfd.readouterr()
+        ended = f"{code}\n" if isinstance(code, str) else ""
+        return Done(1 if ended else int(code or 0), said.out, said.err + ended)
+
+    yield run
+    for logger, logger.handlers, level, logger.propagate in before:
+        logger.setLevel(level)

@@ -27,6 +27,8 @@ from kvxfer.text.corpus import CorpusSpec, load_rows
 from tests.exact_maps import changed, exact_map, record_fit, with_itself
 from tests.small_runs import settings_of
 
+pytestmark = pytest.mark.draws
+
 PLAN = Plan("sinks", exact_first=3, hold_back=2)
 TOY = CorpusSpec("toy", "toy", 64)
 PREFIX, SCORED, ROWS = 40, 12, 5

@@ -224,7 +224,6 @@ def little(kind: str, outputs: Path, overrides: list[str]) -> list[str]:
     return [f"eval={option}", *small]
 
 
-@pytest.mark.usefixtures("no_drawing")
 @pytest.mark.parametrize("kind", EVALUATIONS)
 @pytest.mark.parametrize("text", ["toy", "text"])
 def test_every_kind_of_evaluation_reads_its_own_split_alone(

@@ -23,6 +23,8 @@ from kvxfer.report.verdict import WORDS
 from tests.report.test_html import stands_alone
 from tests.small_runs import results_of, settings_of, toy_models
 
+pytestmark = pytest.mark.draws
+
 PARTS = "eval.parts=[standard,choices,perplexity]"
 ITEMS = EvalSpec("standard", stories=4, questions=3, batch_size=6, generate=False)
 TEXT = Perplexity("perplexity", prefixes=(24, 48), scored=8, rows=4)

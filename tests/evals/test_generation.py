@@ -24,6 +24,8 @@ from kvxfer.toy.world import VOCABULARY
 from tests.random_maps import identity_map, random_map
 from tests.small_runs import results_of, run, settings_of, toy_models
 
+pytestmark = pytest.mark.draws
+
 SMALL_RUN = ["eval=generation", "eval.stories=3", "eval.questions=2", "eval.new_tokens=5", "eval.samples=2"]
 PLAN = Plan("all", 0, 1)
 

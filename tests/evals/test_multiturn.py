@@ -22,6 +22,8 @@ from kvxfer.toy.world import VOCABULARY
 from tests.random_maps import direction, identity_map
 from tests.small_runs import results_of, run, settings_of, toy_models
 
+pytestmark = pytest.mark.draws
+
 SMALL_RUN = ["eval=multiturn", "eval.turns=3", "eval.stories=4", "eval.batch_size=3"]
 
 

@@ -30,6 +30,8 @@ from kvxfer.toy.tokenizer import build_tokenizer
 from kvxfer.toy.world import DOT, FILLER
 from tests.small_corpora import text_spec
 
+pytestmark = pytest.mark.draws
+
 TOY = CorpusSpec("toy", "toy", 64)
 PLAN = Plan("sinks", exact_first=3, hold_back=2)
 SCORED = 8

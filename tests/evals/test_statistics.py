@@ -224,6 +224,7 @@ def test_summarise_agrees_with_plain_sums():
     tokens = sum(item["tokens"] for item in items)
     assert mapped["accuracy"] == pytest.approx(right["mapped"] / 60)
     assert mapped["retention"] == pytest.approx(right["mapped"] / right["ceiling"])
+    assert mapped["retention_floor_normalised"] == pytest.approx((right["mapped"] - 12) / (right["ceiling"] - 12))
     gap = (right["mapped"] - right["source"]) / (right["ceiling"] - right["source"])
     assert mapped["gap_recovered"] == pytest.approx(gap)
     assert mapped["nats"] == pytest.approx(nats["mapped"] / tokens)
@@ -231,16 +232,20 @@ def test_summarise_agrees_with_plain_sums():
     gap = (nats["source"] - nats["mapped"]) / (nats["source"] - nats["ceiling"])
     assert mapped["gap_recovered_nats"] == pytest.approx(gap)
     assert mapped["generated"] == 0.0
-    for key in ("accuracy", "nats", "retention", "gap_recovered", "gap_recovered_nats"):
+    for key in ("accuracy", "nats", "retention", "retention_floor_normalised", "gap_recovered", "gap_recovered_nats"):
         low, high = mapped[f"{key}_ci"]
         assert low <= mapped[key] <= high
     assert summary["chance"] == pytest.approx(0.2)
+    above, best = (np.array([item["correct"][c] - 0.2 for item in items]) for c in ("mapped", "ceiling"))
+    normalised = ratio_interval(above, best, [item["document"] for item in items])
+    assert mapped["retention_floor_normalised_ci"] == pytest.approx(normalised)
     where = [item["correct"]["mapped"] for item in items if item["kind"] == "where"]
     assert summary["by_kind"]["where"]["mapped"] == pytest.approx(sum(where) / len(where))
 
 
 def test_tests_are_first_minus_second_and_agree_with_the_conditions():
-    summary = summarise(make_items())
+    items = make_items()
+    summary = summarise(items)
     assert set(summary["tests"]) == {f"{a}_vs_{b}" for a in ("mapped", "mapped_all") for b in ("source", "ceiling")}
     for name, test in summary["tests"].items():
         first, second = (summary["conditions"][c] for c in name.split("_vs_"))
@@ -249,7 +254,8 @@ def test_tests_are_first_minus_second_and_agree_with_the_conditions():
         assert (test["n"], test["documents"]) == (60, 20)
     better = summary["tests"]["mapped_vs_source"]
     assert better["accuracy_difference"] > 0 > better["nll_difference"]
-    assert better["accuracy_p"] < 0.01
+    mapped, source = (np.array([item["correct"][c] for item in items]) for c in ("mapped", "source"))
+    assert better["accuracy_p"] == mcnemar_exact(mapped, source) < 0.01
 
 
 def test_perplexity_only_items_have_no_accuracy_anywhere():
@@ -357,6 +363,9 @@ def test_the_interval_of_a_mean_of_ratios():
     assert one == pytest.approx(ratio_interval(ABOVE, BELOW, DOCUMENTS))
     both = mean_ratio_interval(np.stack([ABOVE, OTHER], 1), np.stack([BELOW, BELOW], 1), DOCUMENTS)
     assert both == pytest.approx(ratio_interval((ABOVE + OTHER) / 2, BELOW, DOCUMENTS))
+    # Each ratio is the same in every resample, and counts as much as the other whatever is below it.
+    below = np.stack([BELOW, 9 * OTHER + 9], 1)
+    assert mean_ratio_interval(below * [2, 4], below, DOCUMENTS) == pytest.approx((3, 3))
     assert mean_ratio_interval(ABOVE[:, None], 0 * BELOW[:, None], DOCUMENTS) is None
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import shutil
 import subprocess
 import sys
@@ -69,7 +68,6 @@ def test_every_option_has_a_double():
     assert set(DOUBLES) == set(OPTIONS)
 
 
-@pytest.mark.usefixtures("no_drawing")
 @pytest.mark.parametrize("option", OPTIONS)
 def test_a_double_of_every_pair_goes_through_all_commands(option, text, tmp_path):
     results = goes_through([*of_double(option, tmp_path), *text], tmp_path / "out")
@@ -88,18 +86,17 @@ def test_a_reversed_pair_goes_through_all_commands(text, tmp_path):
     assert layers == [4, 3]
 
 
-def command(script: str, *arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """A real command; what W&B keeps for itself stays in the folder, and it starts a service of its own."""
-    kept = {f"WANDB_{name}_DIR": str(folder / "home" / name.lower()) for name in ("DATA", "CACHE", "CONFIG")}
-    # The address of the service that this process has used: another test may have ended it.
-    inherited = {name: value for name, value in os.environ.items() if "WANDB_SERVICE" not in name}
-    environment = {**inherited, **kept, "OMP_NUM_THREADS": "1"}
-    line = [sys.executable, str(ROOT / script), *arguments, "pair.device=cpu"]
-    return subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True)
+def keep_wandb(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """What W&B keeps for itself stays in the folder."""
+    for name in ("DATA", "CACHE", "CONFIG"):
+        monkeypatch.setenv(f"WANDB_{name}_DIR", str(folder / "home" / name.lower()))
+    monkeypatch.delenv("WANDB_MODE", raising=False)
 
 
 def test_a_real_evaluation_builds_what_is_missing_and_ends_with_the_paths(tiny_folders, tmp_path):
-    done = command("evaluate.py", *toy_models(tiny_folders), *TOY_EVAL, "logger=disabled", folder=tmp_path)
+    line = [*toy_models(tiny_folders), *TOY_EVAL, "pair.device=cpu", "logger=disabled"]
+    line = [sys.executable, str(ROOT / "evaluate.py"), *line]
+    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     report, page, results = done.stdout.strip().splitlines()[-3:]
     assert [Path(path).name for path in (report, page, results)] == ["report.md", "report.html", "results.json"]
@@ -110,10 +107,13 @@ def test_a_real_evaluation_builds_what_is_missing_and_ends_with_the_paths(tiny_f
     assert "rows: 20 of 48 tokens" in done.stderr
 
 
-def test_a_sweep_is_one_group_from_one_calibration_and_goes_on_where_it_was_killed(tiny_folders, tmp_path):
-    models = [o for o in toy_models(tiny_folders) if not o.startswith("solver")]
-    sweep = ["-m", *models, "penalty.lam=1e-5,1e-1", "solver.k=1,2"]
-    done = command("train.py", *sweep, folder=tmp_path)
+def test_a_sweep_is_one_group_from_one_calibration_and_goes_on_where_it_was_killed(
+    tiny_folders, tmp_path, monkeypatch, command
+):
+    keep_wandb(monkeypatch, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    sweep = [*without_solver(toy_models(tiny_folders)), "pair.device=cpu", "penalty.lam=1e-5,1e-1", "solver.k=1,2"]
+    done = command("train", sweep, "-m")
     assert done.returncode == 0, done.stderr
     maps = sorted(p for p in (tmp_path / "outputs" / "train").iterdir() if not p.name.startswith("."))
     dials = {(m["penalty"]["lam"], m["solver"]["k"]) for m in (CacheMap.load(p).manifest for p in maps)}
@@ -130,7 +130,7 @@ def test_a_sweep_is_one_group_from_one_calibration_and_goes_on_where_it_was_kill
     half = shutil.move(lost, lost.with_name(f".{lost.name}.partial"))
     (half / "run.json").unlink()
     shutil.rmtree(tmp_path / "outputs" / "wandb")
-    again = command("train.py", *sweep, folder=tmp_path)
+    again = command("train", sweep, "-m")
     assert again.returncode == 0, again.stderr
     assert again.stderr.count("is there already") == 3
     assert all((p / "run.json").read_bytes() == content for p, content in kept.items())
@@ -152,9 +152,7 @@ def test_a_logger_that_fails_does_not_end_the_run(tiny_folders, tmp_path, monkey
 
 
 def test_a_failed_run_is_marked_failed_and_leaves_no_result(tiny_folders, tmp_path, monkeypatch):
-    for name in ("DATA", "CACHE", "CONFIG"):
-        monkeypatch.setenv(f"WANDB_{name}_DIR", str(tmp_path / "home" / name))
-    monkeypatch.delenv("WANDB_MODE", raising=False)
+    keep_wandb(monkeypatch, tmp_path)
     overrides = [*toy_models(tiny_folders), "logger=offline", "logger.group=mine"]
     run("calibrate", tmp_path / "out", *without_solver([o for o in overrides if not o.startswith("logger")]))
     with pytest.raises(KvxferError, match=r"solver\.k=99"):

@@ -16,6 +16,8 @@ from kvxfer.experiment.sweeps.measures import MEASURES, Measure, Numbers
 from kvxfer.experiment.sweeps.summary import Row, summarise, table
 from kvxfer.report.sweep_figure import draw, geometric
 
+pytestmark = pytest.mark.draws
+
 
 def rows_of(path: str) -> list[dict[str, str]]:
     with Path(path).open(newline="") as file:

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import csv
-import logging
 import math
-import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 from doubles import TEXT, make_double
-from launching import PNG, REPOSITORY, SWEEPS, run_sweep
+from launching import PNG, SWEEPS, Done, run_sweep
 
-from kvxfer.experiment import cli
 from kvxfer.experiment.config import compose, job_config, load_job, plain, save_job, to_settings
 from kvxfer.experiment.stages.calibrate import calibration_id
 from kvxfer.experiment.sweeps.jobs import sweep_id
@@ -58,49 +54,13 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     ]
 
 
+@pytest.fixture(autouse=True)
+def _without_wandb(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+
+
 def outputs(settings: list[str]) -> Path:
     return Path(next(item for item in settings if item.startswith("paths.outputs=")).partition("=")[2])
-
-
-@dataclass(frozen=True)
-class Done:
-    """What a command has left: its exit status and what it said."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Done]]:
-    """A command as a user gives it, in this process, so that its workers can be used again; training has no eval.
-
-    Logging is set up anew by every command, and put back afterwards.
-    """
-    monkeypatch.chdir(REPOSITORY)
-    monkeypatch.setenv("WANDB_MODE", "disabled")
-    ours, root = logging.getLogger("kvxfer"), logging.getLogger()
-    before = [(logger, logger.handlers[:], logger.level, logger.propagate) for logger in (ours, root)]
-
-    def run(stage: str, given: list[str], *arguments: str) -> Done:
-        own = [item for item in given if stage == "evaluate" or not item.startswith("eval.")]
-        monkeypatch.setattr(sys, "argv", [f"{stage}.py", *arguments, *own])
-        monkeypatch.setenv("HYDRA_FULL_ERROR", "0")  # a command sets it
-        ours.handlers = []
-        capfd.readouterr()
-        code: str | int | None = 0
-        try:
-            cli.main(stage)
-        except SystemExit as end:
-            code = end.code
-        # Python prints a text that it is ended with, and exits with 1.
-        said = capfd.readouterr()
-        ended = f"{code}\n" if isinstance(code, str) else ""
-        return Done(1 if ended else int(code or 0), said.out, said.err + ended)
-
-    yield run
-    for logger, logger.handlers, level, logger.propagate in before:
-        logger.setLevel(level)
 
 
 def rows_of(path: str) -> list[dict[str, str]]:
@@ -218,23 +178,9 @@ def test_the_grid_of_maps_skips_only_what_heads_cannot_read(
     heads = {o for job in launched if "solver=head_local" in job for o in job if o.startswith("features=")}
     assert heads == {"features=same", "features=both", "features=previous"}
     assert {o for job in launched for o in job if o == "features=relu"}
-    calibrations = {
-        calibration_id(
-            to_settings(
-                "evaluate",
-                compose(
-                    "evaluate",
-                    [
-                        "calibration.features=previous+embedding+layer0+relu+products+hidden",
-                        "calibration.weights=attention",
-                        "calibration.probe_rows=16",
-                        *(o for o in job if not o.startswith("hydra")),
-                    ],
-                ),
-            )
-        )
-        for job in launched
-    }
+    checked = [load_job("evaluate", file)[1] for file in tmp_path.glob("sweeps/*/jobs/*.yaml")]
+    calibrations = {calibration_id(to_settings("evaluate", config)) for config in checked}
+    assert len(checked) == len(launched)
     assert len(calibrations) == 1
 
 

@@ -48,7 +48,7 @@ def measured(base: CacheMap, kl: float) -> dict[str, Any]:
 
 
 @pytest.fixture
-def loop(monkeypatch: pytest.MonkeyPatch, no_drawing: None) -> list[Any]:
+def loop(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """A loop that moves the base's biases; the calls that it got."""
     calls: list[Any] = []
 

@@ -29,7 +29,6 @@ def tiny(tiny_folders: tuple[Path, Path]) -> list[str]:
 
 
 @pytest.mark.parametrize("solver", ["residual", "mlp_small"])
-@pytest.mark.usefixtures("no_drawing")
 def test_a_trained_solver_gives_a_map_that_is_evaluated_and_collected(
     solver: str, outputs: Path, tiny: list[str]
 ) -> None:

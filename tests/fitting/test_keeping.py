@@ -47,7 +47,6 @@ def kept_splits(features: Any, **options: Any) -> tuple[Splits, Splits]:
     return tuple(make_splits(make_samples(features, kept=kept, **options)) for kept in (KEPT_OF, None))  # type: ignore[return-value]
 
 
-@pytest.mark.usefixtures("no_drawing")
 @pytest.mark.parametrize("solver", [Ridge, Weighted])
 @pytest.mark.parametrize("name", ["same", "previous", "embedding"])
 @pytest.mark.parametrize("options", [{"k": 1}, {"k": 1, "selection": "separate"}, {"k": 2, "method": "greedy"}])

@@ -9,7 +9,11 @@ import pytest
 from matplotlib.image import imread
 
 from kvxfer.errors import KvxferError
+from kvxfer.report.curves import curves_figure
 from kvxfer.report.figures import conditions_figure, r2_heatmap
+from kvxfer.report.training_figure import training_figure
+
+pytestmark = pytest.mark.draws
 
 ROW = {"accuracy": 0.8, "accuracy_ci": [0.7, 0.9], "nats": 0.5, "nats_ci": [0.4, 0.7]}
 
@@ -90,3 +94,18 @@ def test_drawing_leaves_the_global_style_alone(tmp_path):
     before = matplotlib.rcParams["font.size"], matplotlib.rcParams["axes.edgecolor"]
     conditions_figure({"source": ROW}, tmp_path / "conditions.png")
     assert (matplotlib.rcParams["font.size"], matplotlib.rcParams["axes.edgecolor"]) == before
+
+
+def test_every_dial_that_was_tried_is_a_panel(tmp_path):
+    lams = [[lam, None, score] for lam, score in ((1e-4, 0.5), (1e-2, 0.7))]
+    found = {"penalty": {"keys.0": lams, "values.0": lams}, "rank": {}, "k": [[1, 0.4], [2, 0.6]]}
+    assert curves_figure(found, tmp_path / "curves.png")
+    drawn(tmp_path / "curves.png")
+    assert not curves_figure({"penalty": {}, "rank": {}, "k": [[1, 0.4]]}, tmp_path / "none.png")
+    assert not (tmp_path / "none.png").exists()
+
+
+def test_a_training_is_drawn_against_its_base(tmp_path):
+    history = [{"step": step, "kl": 1 / step, "mse": 0.3, "val_kl": 0.5 / step} for step in (1, 2, 4)]
+    training_figure(history, 0.4, tmp_path / "training.png")
+    drawn(tmp_path / "training.png")

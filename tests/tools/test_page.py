@@ -27,6 +27,8 @@ from tools.results_page.tables import (
     twins_table,
 )
 
+pytestmark = pytest.mark.draws
+
 ROOT = Path(__file__).parents[2]
 PAGE, RESULTS = ROOT / "docs" / "results.md", ROOT / "results"
 

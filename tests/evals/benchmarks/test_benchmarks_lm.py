@@ -28,6 +28,8 @@ from kvxfer.report.verdict import Verdict
 from tests.harness_pairs import own_model
 from tests.small_runs import results_of, run, settings_of, toy_models
 
+pytestmark = pytest.mark.draws
+
 LENGTH = 48  # of the stories of small runs
 OWN = ["eval=lm_eval", "eval.batch_size=4"]
 

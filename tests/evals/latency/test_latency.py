@@ -24,6 +24,8 @@ from kvxfer.maps.apply import Mapper
 from kvxfer.report.rendering import render
 from tests.small_runs import results_of, run, settings_of, toy_models
 
+pytestmark = pytest.mark.draws
+
 LATENCY = ["eval=latency", "eval.lengths=[16,32]", "eval.batch_sizes=[1,2]", "eval.repeats=6", "eval.warmup=1"]
 
 

@@ -16,8 +16,6 @@ from kvxfer.errors import KvxferError
 from kvxfer.models.pair import Pair
 from tests.trainings import Told, fit
 
-pytestmark = pytest.mark.usefixtures("no_drawing")
-
 
 def fit_as(rank: int, port: int, pair: Pair, work: Path, told: Path, settings: dict[str, Any]) -> None:
     """Train as one of two processes that something else has started, and write down what came of it."""

@@ -24,8 +24,6 @@ from kvxfer.models.kv import KV
 from kvxfer.models.pair import Pair
 from tests.trainings import EXACT, SPEC, Told, base_map, fit, make_rows, training_rows
 
-pytestmark = pytest.mark.usefixtures("no_drawing")
-
 TERMS = ("attention", "kl", "mse")
 
 

@@ -21,8 +21,6 @@ from kvxfer.fitting.trained.specs import MLP, Residual
 from kvxfer.models.pair import Pair
 from tests.trainings import Told, fit, same, training_rows
 
-pytestmark = pytest.mark.usefixtures("no_drawing")
-
 FLEETING = ("seconds", "seconds_per_step")
 
 
