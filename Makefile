@@ -17,7 +17,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 
 # The main job on the embedded pair: calibrate, fit and evaluate three designs, then compare them.
 demo: setup
-	$(BIN)/kvxfer-demo
+	$(BIN)/kvxfer demo
 
 test: setup
 	WANDB_MODE=offline $(BIN)/python -m pytest -n 2 --dist loadfile
@@ -34,6 +34,7 @@ test-oldest: $(OLDEST)/.ready
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo --no-cache
 
 types: setup
 	$(BIN)/mypy

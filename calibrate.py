@@ -1,6 +1,6 @@
 """Collect the moments of a pair: python calibrate.py pair=toy."""
 
-from kvxfer.experiment.cli import calibrate
+from kvxfer.experiment.command import calibrate
 
 if __name__ == "__main__":
     calibrate()

@@ -1,6 +1,6 @@
 """Fit a map from moments: python train.py pair=toy solver=ridge."""
 
-from kvxfer.experiment.cli import train
+from kvxfer.experiment.command import train
 
 if __name__ == "__main__":
     train()

@@ -17,8 +17,8 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor, nn
 
-from kvxfer.experiment.cli import set_up_logging
 from kvxfer.experiment.config import compose, to_settings
+from kvxfer.experiment.messages import set_up_logging
 from kvxfer.models.hf import load_model
 from kvxfer.text.corpus import load_rows
 

@@ -15,8 +15,8 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 from kvxfer.errors import KvxferError
-from kvxfer.experiment.cli import one_line, wrong_option
 from kvxfer.experiment.config import job_config, plain, refuse_in_multirun, save_job, stage_of, to_settings, value_of
+from kvxfer.experiment.messages import one_line, wrong_option
 from kvxfer.experiment.sweeps.composing import Composer
 from kvxfer.experiment.sweeps.jobs import Job, job_file, sweep_id
 from kvxfer.experiment.sweeps.skipping import read_skip, without_skipped

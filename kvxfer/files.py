@@ -10,6 +10,9 @@ from typing import Any
 
 from kvxfer.errors import KvxferError
 
+RECORD = "run.json"
+"""What a finished run says of itself, in its directory."""
+
 
 def write_text(path: Path, text: str) -> None:
     """Write a file so that a reader never sees half of it."""

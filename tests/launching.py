@@ -13,7 +13,7 @@ from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 
-from kvxfer.experiment import cli
+from kvxfer.experiment import command as commands
 from kvxfer.experiment.sweeps.jobs import Outcome
 
 REPOSITORY = Path(__file__).parents[1]
@@ -41,7 +41,7 @@ def run_sweep(monkeypatch: pytest.MonkeyPatch, stage: str, *arguments: str) -> s
     monkeypatch.setattr(sys, "argv", [f"{stage}.py", *arguments])
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
     with pytest.raises(SystemExit) as end:
-        cli.main(stage)
+        commands.run(stage)
     return str(end.value)
 
 
@@ -72,7 +72,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) 
         capfd.readouterr()
         code: str | int | None = 0
         try:
-            cli.main(stage)
+            commands.run(stage)
         except SystemExit as end:
             code = end.code
         # Python prints a text that it is ended with, and exits with 1.

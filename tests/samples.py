@@ -10,10 +10,10 @@ from torch import Tensor
 
 from kvxfer.fitting.closed import Splits
 from kvxfer.maps.blocks import KINDS, Block, Features, Output
-from kvxfer.maps.random_features import RandomFeatures
 from kvxfer.moments.moments import Layout, Moments
 from kvxfer.moments.probe import Probe
 from kvxfer.moments.query_metric import Metric, Metrics
+from kvxfer.moments.random_file import draw_random
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def make_probe(samples: Samples, exact: int = 1, seed: int = 7) -> Probe:
     for layer in range(layers):
         tensors[f"target.queries.{layer}"] = torch.randn(1, 2 * layout.heads, count, layout.dim, generator=generator)
         tensors[f"target.output.{layer}"] = torch.randn(8, 2 * layout.width, generator=generator)
-    return Probe(tensors, RandomFeatures.draw(layout))
+    return Probe(tensors, draw_random(layout))
 
 
 def make_metrics(layout: Layout, seed: int = 5) -> Metrics:

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kvxfer.errors import KvxferError
-from kvxfer.experiment.runs import RECORD
-from kvxfer.files import read_json, write_text
+from kvxfer.files import RECORD, read_json, write_text
 
 SCHEMA = 1
 DECIMALS = 5

@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from kvxfer.evals.statistics import scored_lists
-from kvxfer.experiment.runs import RECORD
-from kvxfer.files import read_json
 from kvxfer.handoff.conversation import Direction
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import CacheMap
@@ -53,16 +51,9 @@ class Subject:
 
     @property
     def calibrated_length(self) -> int | None:
-        """Tokens of the rows that the map was calibrated on; None where neither it nor its calibration says."""
-        manifest = self.cache_map.manifest
-        if "calibrated_on" in manifest:
-            return int(manifest["calibrated_on"]["length"])
-        # Maps from before their manifests said it.
-        for outputs in (self.directory.resolve().parent.parent, self.outputs):
-            record = outputs / "calibrate" / str(manifest.get("calibration")) / RECORD
-            if record.is_file():
-                return int(read_json(record)["config"]["corpus"]["length"])
-        return None
+        """Tokens of the rows that the map was calibrated on; None where it does not say."""
+        found = self.cache_map.manifest.get("calibrated_on")
+        return None if found is None else int(found["length"])
 
     @property
     def texts(self) -> tuple[CorpusSpec, ...]:
@@ -121,7 +112,7 @@ class Evaluation(ABC):
 
     @classmethod
     def paired(cls, data: Data) -> dict[str, list[Mapping[str, Any]]]:
-        """Lists of single items (``kvxfer.evals.paired``) by name, on which two runs are tested; here by their nats."""
+        """Lists of single items (``paired_item``) by name, on which two runs are tested; here by their nats."""
         return scored_lists(data)
 
     @classmethod

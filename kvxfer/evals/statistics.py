@@ -141,7 +141,7 @@ def accuracy_interval(correct: Bool[np.ndarray, " items"], documents: Sequence[s
     if documents is not None and len(set(documents)) < len(documents):
         drawn = mean_interval(correct, documents)
         low, high = min(low, drawn[0]), max(high, drawn[1])
-    return max(low, 0.0), min(high, 1.0)
+    return low, high
 
 
 def mcnemar_exact(a: Bool[np.ndarray, " items"], b: Bool[np.ndarray, " items"]) -> float:

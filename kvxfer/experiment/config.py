@@ -54,7 +54,7 @@ def config_directory() -> Path:
 _MODEL = re.compile(r"(pair\.(?:source|target))=(?!\{)(.+)", re.DOTALL)
 
 
-def spelled_out(arguments: list[str]) -> list[str]:
+def spelled_out(arguments: Sequence[str]) -> list[str]:
     """The command line with ``pair.source=x`` (one model or, in a sweep, several) as ``pair.source.model=x``."""
     matches = ((argument, _MODEL.fullmatch(argument)) for argument in arguments)
     return [argument if match is None else f"{match[1]}.model={match[2]}" for argument, match in matches]

@@ -23,9 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from kvxfer.errors import KvxferError
-from kvxfer.files import read_json, write_json
-
-RECORD = "run.json"
+from kvxfer.files import RECORD, read_json, write_json
 
 VERSIONS = {
     "calibrate": 2,  # 1: first; 2: query metrics beside the moments
@@ -162,16 +160,6 @@ class _Forced(Run):
     def done(self) -> bool:
         """Never: that is what force asks for."""
         return False
-
-
-def run_seconds(directory: Path) -> float | None:
-    """Seconds that a finished run took, with those of the runs it was merged from; None where a record is missing."""
-    if not (directory / RECORD).is_file():
-        return None
-    record = read_json(directory / RECORD)
-    merged = [run_seconds(directory.with_name(name)) for name in record.get("merged_from", ())]
-    known = [seconds for seconds in merged if seconds is not None]
-    return float(record["seconds"] + sum(known)) if len(known) == len(merged) else None
 
 
 def environment() -> dict[str, Any]:

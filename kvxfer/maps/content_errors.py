@@ -42,7 +42,6 @@ class ContentErrors:
     pilot: Float[Tensor, "heads 1 dim"] | None = None
 
     def add(self, true: _Content, mapped: _Content) -> None:
-        """Add rows of tokens."""
         true, mapped = true.double(), mapped.double()
         if self.pilot is None:
             self.pilot = true[0].mean(1, keepdim=True)

@@ -149,5 +149,4 @@ class QueryMoments:
         return {"count": self.count, "sum": self.sum, "square": self.square}
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Take a saved state."""
         self.count, self.sum, self.square = state["count"], state["sum"], state["square"]

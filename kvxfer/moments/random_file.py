@@ -18,11 +18,16 @@ RANDOM_FILE = "random.safetensors"
 _AGAIN = "calibrate again (calibrate.py with force=true)"
 
 
+def draw_random(layout: Layout) -> RandomFeatures | None:
+    """The random features of a layout, or None if it keeps none: a function of its layers and widths."""
+    return RandomFeatures.draw(layout.source_layers, layout.width, _widths(layout))
+
+
 def keep_random(layout: Layout, path: Path) -> RandomFeatures | None:
     """The random features of a pass: those of its file, or (the first time) drawn and written there."""
     if path.is_file():
         return load_random(layout, path)
-    drawn = RandomFeatures.draw(layout.source_layers, layout.width, _widths(layout))
+    drawn = draw_random(layout)
     if drawn is not None:
         # A pass that is killed while it writes must not find half of it.
         temporary = path.with_name(f".{path.name}.tmp")

@@ -53,7 +53,6 @@ class SinkCounter:
         return {"by_position": self.by_position, "by_token": self.by_token, "ratio": self.ratio}
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Take a saved state."""
         self.by_position, self.by_token, self.ratio = state["by_position"], state["by_token"], state["ratio"]
 
     def report(self, tokenizer: Any) -> dict[str, Any]:

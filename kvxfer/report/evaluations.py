@@ -11,8 +11,7 @@ from typing import Any
 from kvxfer.errors import KvxferError
 from kvxfer.evals.full import kind_of
 from kvxfer.evals.kinds import KINDS
-from kvxfer.experiment.runs import RECORD
-from kvxfer.files import read_json
+from kvxfer.files import RECORD, read_json
 from kvxfer.report.pages import RESULTS
 from kvxfer.report.results import MAP_SCHEMA, validate
 from kvxfer.report.tables import require_keys

@@ -12,9 +12,8 @@ from matplotlib import colormaps, rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from kvxfer.experiment.sweeps.jobs import Value, write
-from kvxfer.experiment.sweeps.measures import Measure, Numbers
 from kvxfer.report.figures import COLOURS, DPI, LINE, STYLE
+from kvxfer.report.swept import Measure, Numbers, Value, write
 
 Point = tuple[Mapping[str, Value], Numbers]
 

@@ -206,9 +206,3 @@ def write_results(results: Results, directory: Path | str) -> list[Path]:
     write_pages(render_report(results), directory)
     (directory / RESULTS).write_text(_dumps(results) + "\n", encoding="utf-8")
     return written(directory)
-
-
-if __name__ == "__main__":
-    from kvxfer.report.command import main
-
-    main()

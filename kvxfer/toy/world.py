@@ -108,9 +108,6 @@ class Size:
         return 2 + 4 * (self.people + self.objects + self.colors + self.counts) + 5 * self.likes
 
 
-SMALLEST_STORY = Size().tokens
-
-
 def make_story(seed: int, tokens: int) -> Story:
     """The story of this seed, of exactly this many words, BOS and SEP included."""
     rng = generator_of(seed, 0)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,22 +13,35 @@ from pathlib import Path
 
 import pytest
 
-from kvxfer.experiment import cli
+from kvxfer.experiment.cli import COMMANDS, main
+from kvxfer.experiment.command import run
 
 ROOT = Path(__file__).parents[2]
 STAGES = ("calibrate", "train", "evaluate")
 TINY_ROWS = ["corpus.length=32", "corpus.rows.fit=4", "corpus.rows.validation=2", "corpus.rows.held_out=2"]
 
+HEAVY = ("torch", "lightning", "transformers", "datasets", "wandb", "scipy", "matplotlib")
+COMPOSING = ("hydra", "omegaconf")
 LOOK = """
 import json, runpy, sys
 sys.argv = sys.argv[1:]
 try:
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    if sys.argv[0].endswith(".py"):
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    else:
+        runpy.run_module(sys.argv[0], run_name="__main__")
 except SystemExit:
     pass
-heavy = ("torch", "lightning", "transformers", "datasets", "wandb", "scipy", "matplotlib")
-print(json.dumps([name for name in heavy if name in sys.modules]))
+print(json.dumps(sorted(sys.modules)))
 """
+
+
+def look(*command: str) -> tuple[list[str], set[str]]:
+    """The lines that a command prints, which are all that it says, and what it has imported."""
+    done = subprocess.run([sys.executable, "-c", LOOK, *command], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stderr == ""
+    *text, modules = done.stdout.strip().splitlines()
+    return text, set(json.loads(modules))
 
 
 @pytest.fixture(autouse=True)
@@ -45,11 +60,11 @@ def _commands_leave_no_trace(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> object:
     """Give a command that ends in a mistake; returns the line that it ends with, which is all of stderr."""
 
-    def run(stage: str, *arguments: str, alone: bool = True) -> str:
+    def ended(stage: str, *arguments: str, alone: bool = True) -> str:
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(sys, "argv", [f"{stage}.py", *arguments, "logger=disabled"])
         with pytest.raises(SystemExit) as exit_:
-            getattr(cli, stage)()
+            run(stage)
         # sys.exit with a text: Python prints it on stderr and exits with 1.
         line = exit_.value.code
         assert isinstance(line, str)
@@ -60,17 +75,14 @@ def mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
             assert capsys.readouterr().err == ""
         return line
 
-    return run
+    return ended
 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_help_shows_the_groups_and_imports_nothing_heavy(stage):
-    shown = subprocess.run(
-        [sys.executable, "-c", LOOK, str(ROOT / f"{stage}.py"), "--help"], capture_output=True, text=True, check=True
-    )
-    assert shown.stderr == ""
-    *text, heavy = shown.stdout.strip().splitlines()
-    assert json.loads(heavy) == []
+    text, imported = look("kvxfer", stage, "--help")
+    assert look(str(ROOT / f"{stage}.py"), "--help")[0] == text
+    assert not imported & set(HEAVY)
     groups = {line.split(":")[0] for line in text}
     expected = {
         "pair",
@@ -86,6 +98,58 @@ def test_help_shows_the_groups_and_imports_nothing_heavy(stage):
         "eval",
     }
     assert expected <= groups
+
+
+@pytest.mark.parametrize("command", [(), ("--help",), ("report", "--help")])
+def test_what_needs_no_config_imports_nothing_of_it(command):
+    text, imported = look("kvxfer", *command)
+    assert text[0].startswith("usage: kvxfer")
+    assert not imported & {*HEAVY, *COMPOSING}
+
+
+def test_the_help_of_the_demo_names_its_designs():
+    text, imported = look("kvxfer", "demo", "--help")
+    assert text == ["kvxfer demo [overrides of evaluate]: evaluate the designs same, both, previous"]
+    assert not imported & set(HEAVY)
+
+
+def test_every_command_is_in_the_help_and_has_its_function(capsys):
+    main(["-h"])
+    shown = capsys.readouterr().out
+    for name, (module, does) in COMMANDS.items():
+        assert re.search(rf"^  {name} +{does}$", shown, re.MULTILINE)
+        assert callable(getattr(importlib.import_module(module), name))
+
+
+def test_an_unknown_command_is_refused_in_one_line():
+    with pytest.raises(SystemExit, match=r"^error: 'trian' is no command of kvxfer; there are calibrate, train, eval"):
+        main(["trian", "pair=toy"])
+
+
+@pytest.mark.parametrize(
+    "given", [("--cfg", "job", "pair.source=x"), ("-cd", "sweeps", "-cn", "alpha", "--cfg", "job")]
+)
+def test_a_subcommand_composes_what_the_script_does(given, monkeypatch, capsys):
+    given = (*given, "--cfg", "job")
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", ["train.py", *given])
+    run("train")
+    by_script = capsys.readouterr().out
+    assert by_script.startswith("pair:")
+    main(["train", *given])
+    assert capsys.readouterr().out == by_script
+
+
+def test_processes_that_train_together_are_given_the_same_command(monkeypatch, tmp_path):
+    """Lightning starts them with sys.argv, which Hydra has been shown without the subcommand."""
+    found = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("kvxfer.experiment.stages.train.train", lambda _: found.append(sys.argv) or tmp_path)
+    typed = ["bin/kvxfer", "train", "solver=ridge"]
+    monkeypatch.setattr(sys, "argv", typed)
+    main()
+    assert found == [typed]
+    assert sys.argv == typed
 
 
 WRONG = [
@@ -206,7 +270,7 @@ def test_full_errors_on_request(monkeypatch, tmp_path):
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     monkeypatch.setattr(sys, "argv", ["train.py", "solver.k=0"])
     with pytest.raises(ValueError, match=r"solver\.k=0"):
-        cli.train()
+        run("train")
 
 
 def test_an_error_that_is_nobodys_mistake_keeps_its_traceback(monkeypatch, tmp_path):
@@ -217,7 +281,7 @@ def test_an_error_that_is_nobodys_mistake_keeps_its_traceback(monkeypatch, tmp_p
     monkeypatch.setattr("kvxfer.experiment.stages.train.train", broken)
     monkeypatch.setattr(sys, "argv", ["train.py"])
     with pytest.raises(ZeroDivisionError):
-        cli.train()
+        run("train")
 
 
 def test_an_interrupt_says_that_the_same_command_goes_on(monkeypatch, tmp_path, capsys):
@@ -227,7 +291,7 @@ def test_an_interrupt_says_that_the_same_command_goes_on(monkeypatch, tmp_path, 
     monkeypatch.setattr("kvxfer.experiment.stages.train.train", interrupted)
     monkeypatch.setattr(sys, "argv", ["train.py", f"paths.outputs={tmp_path}"])
     with pytest.raises(SystemExit) as ended:
-        cli.main("train")
+        run("train")
     assert ended.value.code == 130
     assert capsys.readouterr().err.endswith(
         "interrupted: give the same command again and it goes on from what is finished\n"

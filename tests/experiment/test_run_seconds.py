@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from kvxfer.experiment.runs import RECORD, open_run, run_seconds
+from kvxfer.evals.latency.clocks import run_seconds
+from kvxfer.experiment.runs import open_run
 from kvxfer.experiment.stages import fit
 from kvxfer.experiment.stages.calibrate import calibrate
-from kvxfer.files import read_json
+from kvxfer.files import RECORD, read_json
 from kvxfer.models.pair import PairSpec
 from kvxfer.moments.checkpoints import PassState
 from tests.calibrations import make_settings

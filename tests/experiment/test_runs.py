@@ -11,8 +11,8 @@ import pytest
 
 from kvxfer.errors import KvxferError
 from kvxfer.experiment import runs
-from kvxfer.experiment.runs import RECORD, Run, open_run, run_id
-from kvxfer.files import file_sha256, read_json, write_json
+from kvxfer.experiment.runs import Run, open_run, run_id
+from kvxfer.files import RECORD, file_sha256, read_json, write_json
 
 CONFIG: dict[str, Any] = {"solver": {"name": "ridge", "k": 2}, "penalty": {"lam": 0.1}}
 INPUTS = {"calibrate": "0123456789ab"}

@@ -12,9 +12,10 @@ from rich.console import Console
 
 from kvxfer.errors import KvxferError
 from kvxfer.experiment.sweeps.jobs import Job, Outcome
-from kvxfer.experiment.sweeps.measures import MEASURES, Measure, Numbers
+from kvxfer.experiment.sweeps.measures import MEASURES
 from kvxfer.experiment.sweeps.summary import Row, summarise, table
 from kvxfer.report.sweep_figure import draw, geometric
+from kvxfer.report.swept import Measure, Numbers
 
 pytestmark = pytest.mark.draws
 

@@ -60,11 +60,12 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         if trainer.lr > 100:
             raise KvxferError("the loss is not finite at step 2, layer 1: lower trainer.lr")
         layers = {o: replace(layer, bias=layer.bias + 0.01 * (1 + trainer.seed)) for o, layer in base.layers.items()}
-        history = [{"step": step, "loss": 1 / step, "val_kl": 1 / step} for step in (1, 2, 3)]
+        history = [{"step": step, "loss": 1 / step, "kl": 1 / step, "val_kl": 1 / step} for step in (1, 2, 3)]
         record = {"steps": 3, "best_step": 2, "seconds": 1.0, "seconds_per_step": 0.3, "stopped": "max_steps"}
         held_out = {"base": measured(base, 0.4), "trained": measured(base, 0.1)}
         record |= {"lr": trainer.lr, "history": history, "held_out": held_out}
-        return SimpleNamespace(layers=layers, trunks=(), record=record)
+        record |= {"base_val_kl": 2.0, "trained_parameters": 12}
+        return SimpleNamespace(layers=layers, trunks=(), record=record, question="a question")
 
     stand_in = SimpleNamespace(TrainingRows=Rows, fit_network=fit_network)
     monkeypatch.setitem(sys.modules, "kvxfer.fitting.trained.loop", stand_in)
@@ -127,7 +128,7 @@ def test_a_trained_map_is_a_run_like_any_other(outputs: Path, tiny: list[str], l
     assert [file.name for file in path.rglob("*.ckpt")] == ["best.ckpt"]
     assert {"training.json", "selection.json", "r2.png", "run.json"} <= {file.name for file in path.iterdir()}
     log = json.loads((path / "log.json").read_text())
-    assert [entry["type"] for entry in log["artifacts"].values()] == ["kv-map"]
+    assert [entry["type"] for entry in log["artifacts"].values()] == ["checkpoint", "kv-map"]
     assert (log["config"]["trainer_seed"], log["config"]["max_steps"]) == (0, 3)
     assert log["name"] == "toy/previous-residual-isotropic-full-seed0"
     record = json.loads((path / "run.json").read_text())

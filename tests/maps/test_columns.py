@@ -15,10 +15,10 @@ from kvxfer.maps.artifact import TENSORS, CacheMap
 from kvxfer.maps.blocks import DESIGNS, EXTRAS, KINDS, Block, Features
 from kvxfer.maps.columns import TargetTokens, block_columns, read_source
 from kvxfer.maps.linear import LinearLayer
-from kvxfer.maps.random_features import RandomFeatures
 from kvxfer.models.kv import KV
 from kvxfer.models.pair import Pair
 from kvxfer.moments.calibration import CalibrationSpec, Extractor, finite_rows, layout_for
+from kvxfer.moments.random_file import draw_random
 from tests.map_files import rewrite
 
 EVERYTHING = Features("all", "both", 1, 2, target_layer0=True, random_relu=9, random_products=5, source_hidden=True)
@@ -43,13 +43,13 @@ def make_map(pair: Pair, seed: int = 3) -> CacheMap:
         blocks = EVERYTHING.blocks(kind, [0, 1])
         weight = torch.randn(1, layout.width_of(blocks), layout.width, generator=generator) / 16
         layers[layer, kind] = LinearLayer(blocks, weight, torch.randn(layout.width, generator=generator))
-    return CacheMap(layers, {"pair": pair.describe()}, RandomFeatures.draw(layout))
+    return CacheMap(layers, {"pair": pair.describe()}, draw_random(layout))
 
 
 @pytest.mark.parametrize("skip", [0, 5])
 def test_calibration_and_the_map_read_the_same_columns(tiny_pair: Pair, ids: torch.Tensor, skip: int) -> None:
     layout = layout_for(tiny_pair, CalibrationSpec(features=EVERYTHING))
-    random = RandomFeatures.draw(layout)
+    random = draw_random(layout)
     extract = Extractor(tiny_pair, layout, LENGTH, skip, 1, random)
     x, _ = extract(tiny_pair.source.prefill_with_hidden(ids), tiny_pair.target.prefill(ids), ids)
     content = content_of(tiny_pair, ids)
@@ -145,7 +145,7 @@ def test_the_bytes_that_a_map_reads(tiny_pair: Pair, features: Features, layers:
     blocks = features.blocks("keys", layers)
     part = LinearLayer(blocks, torch.zeros(1, layout.width_of(blocks), 64), torch.zeros(64))
     parts = {(layer, kind): part for layer in range(3) for kind in KINDS}
-    fitted = CacheMap(parts, {"pair": tiny_pair.describe()}, RandomFeatures.draw(layout))
+    fitted = CacheMap(parts, {"pair": tiny_pair.describe()}, draw_random(layout))
     assert fitted.bytes_read_per_token == 2 * 64 * tensors
     # Three target layers, keys and values, two bytes a number.
     assert fitted.bytes_written_per_token == 768

@@ -16,14 +16,14 @@ from kvxfer.experiment.stages.fit import find_calibration
 from kvxfer.experiment.stages.train import train
 from kvxfer.maps.artifact import CacheMap
 from kvxfer.maps.blocks import DESIGNS, KINDS, RANDOM, Block, Features
-from kvxfer.maps.random_features import RandomFeatures, RandomProducts, RandomRelu, random_columns
+from kvxfer.maps.random_features import RandomProducts, RandomRelu, random_columns
 from kvxfer.models.hf import LoadedModel
 from kvxfer.models.kv import KV
 from kvxfer.models.pair import Pair
 from kvxfer.moments.calibration import CalibrationSpec, layout_for
 from kvxfer.moments.layout import Layout
 from kvxfer.moments.moments import Moments
-from kvxfer.moments.random_file import RANDOM_FILE, keep_random, load_random, merge_random
+from kvxfer.moments.random_file import RANDOM_FILE, draw_random, keep_random, load_random, merge_random
 from tests.calibrations import SPLIT_FILES, make_settings
 from tests.samples import assert_same
 from tests.small_runs import TOY_EVAL, results_of, run, settings_of, toy_models
@@ -37,7 +37,7 @@ def layout_of(features: Features, layers: int = 2, width: int = 6) -> Layout:
 
 def test_a_draw_is_a_function_of_layers_and_widths(tiny_pair: Pair) -> None:
     layout = layout_for(tiny_pair, CalibrationSpec(features=DESIGNS["products"], layers=(1,)))
-    one, two = RandomFeatures.draw(layout), RandomFeatures.draw(layout)
+    one, two = draw_random(layout), draw_random(layout)
     assert one is not None
     assert two is not None
     assert one.layers == (1,)
@@ -45,7 +45,7 @@ def test_a_draw_is_a_function_of_layers_and_widths(tiny_pair: Pair) -> None:
     for name, tensor in one.tensors().items():
         assert tensor.shape == (2 * layout.width, 1500)
         assert torch.equal(tensor, two.tensors()[name])
-    assert RandomFeatures.draw(layout_for(tiny_pair, CalibrationSpec())) is None
+    assert draw_random(layout_for(tiny_pair, CalibrationSpec())) is None
 
 
 def test_relu_features_by_hand() -> None:
@@ -65,7 +65,7 @@ def test_products_by_hand() -> None:
 
 @pytest.mark.parametrize("kind", ["random_relu", "random_products"])
 def test_a_layer_s_scale_says_nothing(kind: str) -> None:
-    random = RandomFeatures.draw(layout_of(BOTH))
+    random = draw_random(layout_of(BOTH))
     generator = torch.Generator().manual_seed(0)
     content = {Block(n, k): torch.randn(5, 6, generator=generator) for n in range(2) for k in KINDS}
 

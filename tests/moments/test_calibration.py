@@ -11,10 +11,9 @@ import torch
 from safetensors.torch import load_file
 
 from kvxfer.errors import KvxferError
-from kvxfer.experiment.runs import RECORD
 from kvxfer.experiment.stages import calibrate as stage
 from kvxfer.experiment.stages.calibrate import REPORT, calibrate, calibration_id, load_splits
-from kvxfer.files import read_json
+from kvxfer.files import RECORD, read_json
 from kvxfer.maps.blocks import DESIGNS, KINDS
 from kvxfer.maps.columns import columns
 from kvxfer.models import rope

@@ -13,7 +13,7 @@ from scipy import stats
 from kvxfer.errors import KvxferError
 from kvxfer.evals.statistics import holm
 from kvxfer.experiment.sweeps.measures import numbers
-from kvxfer.report.command import main
+from kvxfer.report.command import report as command
 from kvxfer.report.evaluations import Evaluated, find, groups, item_sets
 from kvxfer.report.side_by_side import render
 from tests.report.test_html import stands_alone
@@ -109,14 +109,14 @@ def test_of_many_runs_each_is_tested_against_the_first(runs, monkeypatch):
 def test_the_command_writes_both_pages_and_prints_the_path_last(runs, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     outputs = runs["first"].parents[1]
-    main([runs["first"].name, str(runs["second"]), str(runs["stories"] / "results.json"), "--outputs", str(outputs)])
+    command([runs["first"].name, str(runs["second"]), str(runs["stories"] / "results.json"), "--outputs", str(outputs)])
     assert capsys.readouterr().out.splitlines() == ["comparison.md", "comparison.html"]
     report = (tmp_path / "comparison.md").read_text()
     assert report.startswith("# Evaluations side by side\n\n**3 evaluations against the source alone; ")
     assert "no test is between them" in report
     tags = stands_alone((tmp_path / "comparison.html").read_text())
     assert len(tags.named("img")) == len(list(tmp_path.glob("*.png"))) == 2
-    main([str(runs["first"]), "--out", str(tmp_path / "other")])
+    command([str(runs["first"]), "--out", str(tmp_path / "other")])
     assert (tmp_path / "other" / "comparison.html").is_file()
 
 
@@ -139,9 +139,8 @@ def test_mistakes_are_told_in_one_line(runs, tmp_path):
         (["nowhere"], r"nowhere: there is no such directory, and no such id in outputs; name finished"),
         ([str(train)], r"is a run, but no evaluation \(it has no results\.json\); name finished evaluations"),
         ([str(tmp_path)], r"key schema is missing"),
-        ([str(runs["first"]), "--page", "x.md"], r"--page=x\.md is for collected results"),
     ):
         with pytest.raises(SystemExit, match=f"error: .*{message}") as end:
-            main([*given, "--out", str(tmp_path / "out")])
+            command([*given, "--out", str(tmp_path / "out")])
         assert "\n" not in str(end.value)
     assert not (tmp_path / "out").exists()

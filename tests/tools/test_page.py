@@ -11,10 +11,10 @@ import pytest
 from PIL import Image, ImageChops
 
 from kvxfer.errors import KvxferError
-from kvxfer.report import command
 from kvxfer.report.tables import NOTHING
 from tests.collected import collected, make_map, write
 from tools.results_page import page
+from tools.results_page.__main__ import main
 from tools.results_page.figures import frontier_figure
 from tools.results_page.loading import load_results
 from tools.results_page.tables import (
@@ -163,14 +163,14 @@ def test_only_the_blocks_are_written(tmp_path: Path, capsys) -> None:
     file = tmp_path / "docs" / "results.md"
     file.write_text(text_of(*names))
     folder = write(tmp_path / "results", collected(maps()))
-    command.main([str(folder), "--page", str(file)])
+    main([str(folder), "--page", str(file)])
     assert Path(capsys.readouterr().out.splitlines()[-1]).resolve() == file.resolve()
     made = file.read_text()
     assert "old" not in made.splitlines()
     outside = re.sub(r"(<!-- begin .*? -->\n).*?(<!-- end)", r"\1old\n\2", made, flags=re.DOTALL)
     assert outside == text_of(*names)
     assert (tmp_path / "docs" / "figures" / "frontier_toy.png").read_bytes().startswith(b"\x89PNG")
-    command.main([str(folder)])
+    main([str(folder)])
     assert file.read_text() == made
 
 
@@ -187,13 +187,13 @@ def test_a_wrong_block_is_told_in_one_line(text: str, message: str, tmp_path: Pa
     folder, file = write(tmp_path / "results", collected(maps())), tmp_path / "page.md"
     file.write_text(text)
     with pytest.raises(SystemExit, match=f"error: {message}") as end:
-        command.main([str(folder), "--page", str(file)])
+        main([str(folder), "--page", str(file)])
     assert "\n" not in str(end.value)
     assert file.read_text() == text
 
 
 def test_wrong_results_are_told_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(KvxferError, match=r"no JSON in .*: write some with python -m kvxfer\.collect"):
+    with pytest.raises(KvxferError, match=r"no JSON in .*: write some with python -m tools\.collect"):
         load_results(tmp_path)
     (tmp_path / "toy.json").write_text("{")
     with pytest.raises(KvxferError, match=r"toy\.json is no collected result"):
@@ -237,7 +237,7 @@ def test_the_page_is_made_from_the_committed_results(tmp_path: Path) -> None:
     assert page.blocks(text)
     if not list(RESULTS.glob("*.json")):
         pytest.skip("no results are committed")
-    said = "docs/results.md is out of date: run python -m kvxfer.report.writing results/"
+    said = "docs/results.md is out of date: run python -m tools.results_page results/"
     results = load_results(RESULTS)
     assert page.render(text, results) == text, said
     for pair, figure in page.figures(text).items():

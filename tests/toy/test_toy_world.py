@@ -12,17 +12,18 @@ from kvxfer.toy.world import (
     KINDS,
     MAX_TURNS,
     SEP,
-    SMALLEST_STORY,
     TRAINING_SEEDS_FROM,
     VERBS,
     VOCABULARY,
+    Size,
     Story,
     make_marked_row,
     make_row,
     make_story,
 )
 
-LENGTHS = (SMALLEST_STORY, 27, 28, 29, 44, 64, 100, 128, 256, 500, 1000)
+SMALLEST = Size().tokens
+LENGTHS = (SMALLEST, 27, 28, 29, 44, 64, 100, 128, 256, 500, 1000)
 
 
 def facts_of(story: Story) -> dict[tuple[str, str], tuple[str, ...]]:
@@ -140,7 +141,7 @@ def test_a_row_is_unrelated_to_the_story_of_its_seed() -> None:
 
 def test_too_short_a_story_is_refused() -> None:
     with pytest.raises(ValueError, match="ask for at least 1 tokens more"):
-        make_story(0, SMALLEST_STORY - 1)
+        make_story(0, SMALLEST - 1)
     with pytest.raises(ValueError, match="fewer turns"):
         make_row(0, 64, 10)
     with pytest.raises(ValueError, match="1 to 10 turns"):

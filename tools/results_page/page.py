@@ -1,4 +1,4 @@
-"""``python -m tools.results_page results/``: the generated parts of docs/results.md. All else is written by hand."""
+"""The generated parts of docs/results.md, from the results that are committed. All else is written by hand."""
 
 from __future__ import annotations
 

@@ -13,11 +13,10 @@ import torch
 
 from kvxfer.errors import KvxferError
 from kvxfer.evals.evaluation import Data, Evaluation, Subject
-from kvxfer.evals.latency.clocks import Stopwatch, forget_file, machine, peak_bandwidth, peak_flops
+from kvxfer.evals.latency.clocks import Stopwatch, forget_file, machine, peak_bandwidth, peak_flops, run_seconds
 from kvxfer.evals.latency.costs import Rates, break_even, compare, map_work, prefill_work, savings, spread
 from kvxfer.evals.latency.rounds import Clocked, clock
 from kvxfer.evals.latency.vllm import figures_for
-from kvxfer.experiment.runs import run_seconds
 from kvxfer.files import file_sha256
 from kvxfer.handoff.transfer import STEPS, Transfer
 from kvxfer.maps.apply import Mapper

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from kvxfer.errors import KvxferError
 from kvxfer.evals.evaluation import Evaluation
-from kvxfer.experiment.runs import RECORD
 from kvxfer.experiment.settings import EvaluateSettings
 from kvxfer.experiment.stages.fit import named_map
 from kvxfer.experiment.stages.random_map import make_random_map
 from kvxfer.experiment.stages.train import train, train_id
+from kvxfer.files import RECORD
 
 log = logging.getLogger("kvxfer")
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from kvxfer.errors import KvxferError
 from kvxfer.experiment.loggers import RunLogger, open_loggers
-from kvxfer.experiment.runs import RECORD, Run, open_run, run_id
+from kvxfer.experiment.runs import Run, open_run, run_id
 from kvxfer.experiment.settings import TrainSettings, label
 from kvxfer.experiment.stages.calibrate import REPORT, calibrate, calibration_id, load_splits
-from kvxfer.files import read_json, write_json
+from kvxfer.files import RECORD, read_json, write_json
 from kvxfer.fitting.closed import Fit, Splits
 from kvxfer.maps.artifact import DIAGNOSTICS, MANIFEST, TENSORS, CacheMap
 from kvxfer.maps.blocks import KINDS

@@ -14,10 +14,10 @@ from rich.table import Table
 
 from kvxfer.errors import KvxferError, NotApplicable
 from kvxfer.evals.full import OUTCOMES, FullSpec, decisive, measured, missing, overall
-from kvxfer.experiment.runs import RECORD, Run, environment, open_run
+from kvxfer.experiment.runs import Run, environment, open_run
 from kvxfer.experiment.settings import EvaluateSettings
 from kvxfer.experiment.stages.describing import evaluation_loggers
-from kvxfer.files import file_sha256, read_json
+from kvxfer.files import RECORD, file_sha256, read_json
 from kvxfer.maps.artifact import CacheMap
 from kvxfer.report.full import write_full
 from kvxfer.report.pages import PAGE, RESULTS, written

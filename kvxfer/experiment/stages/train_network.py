@@ -13,12 +13,12 @@ from typing import Any, NoReturn
 
 from kvxfer.errors import KvxferError
 from kvxfer.experiment.loggers import FileLogger, RunLogger, open_loggers
-from kvxfer.experiment.runs import RECORD, Run, open_run, run_id, work_directory
+from kvxfer.experiment.runs import Run, open_run, run_id, work_directory
 from kvxfer.experiment.settings import TrainSettings, label
 from kvxfer.experiment.solver_settings import Training
 from kvxfer.experiment.stages.fit import HEATMAP, SELECTION, fit_map, fitted_id, named_map
 from kvxfer.experiment.stages.trained_records import diagnostics, log_trained, log_training, time_to_map
-from kvxfer.files import read_json, write_json
+from kvxfer.files import RECORD, read_json, write_json
 from kvxfer.fitting.trained.networks import trained_outputs
 from kvxfer.maps.artifact import DIAGNOSTICS, TRAINING_RECORD, CacheMap
 from kvxfer.models.hf import resolve_device

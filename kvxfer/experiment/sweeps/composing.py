@@ -7,7 +7,6 @@ from typing import Any
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig
 
 
 class Composer:
@@ -17,12 +16,12 @@ class Composer:
     Jobs that choose the same options therefore share one composition, and each puts its own values into a copy.
     """
 
-    def __init__(self, loader: Any, base: DictConfig) -> None:
+    def __init__(self, loader: Any, base: Any) -> None:
         self.loader, self.base = loader, base
         self.parser = OverridesParser.create(config_loader=loader)
-        self.chosen: dict[tuple[str, ...], DictConfig] = {}
+        self.chosen: dict[tuple[str, ...], Any] = {}
 
-    def compose(self, overrides: list[str]) -> DictConfig:
+    def compose(self, overrides: list[str]) -> Any:
         """The config of one job; raises what Hydra does about a wrong option, key or type."""
         parsed = self.parser.parse_overrides(overrides)
         # As Hydra tells values from options.

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kvxfer.fitting.trained.specs import PLACE
-
-Value = bool | int | float | str | None
+from kvxfer.report.swept import Value, write
 
 # What may differ between two sweeps that ask the same questions.
 _NOT_ASKED = (
@@ -46,11 +45,6 @@ class Outcome:
 
     run: str | None = None
     error: str | None = None
-
-
-def write(value: Value) -> str:
-    """A swept value as a reader writes it: 1e-06, 0.5, 12, auto."""
-    return f"{value:g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def sweep_id(stage: str, configs: Sequence[Mapping[str, Any]]) -> str:

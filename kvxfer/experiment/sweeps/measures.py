@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,32 +10,10 @@ from kvxfer.evals.full import decisive
 from kvxfer.evals.kinds import KINDS
 from kvxfer.files import read_json
 from kvxfer.maps.artifact import TRAINING_RECORD
-
-Numbers = dict[str, float | None]
+from kvxfer.report.swept import Measure, Numbers
 
 _MAPPED = ("accuracy", "nats", "perplexity", "retention_floor_normalised", "gap_recovered", "gap_recovered_nats")
 _INTERVALS = ("accuracy", "nats", "gap_recovered", "gap_recovered_nats")
-
-
-@dataclass(frozen=True)
-class Measure:
-    """A number that is shown: a panel of the figure, a column of the table, or both.
-
-    Attributes:
-        key: its column in the CSV; ``<key>_low`` and ``<key>_high`` beside it are its 95 % interval.
-        label: for axes and headings.
-        panel: whether the figure draws it.
-        column: whether the table shows it.
-        share: whether it is written in per cent.
-        lines: what else is drawn across its panel: the column of each by name.
-    """
-
-    key: str
-    label: str
-    panel: bool = True
-    column: bool = True
-    share: bool = False
-    lines: Mapping[str, str] = field(default_factory=dict)
 
 
 def _baselines(measure: str) -> dict[str, str]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvxfer.errors import KvxferError
-from kvxfer.experiment.sweeps.jobs import write
+from kvxfer.report.swept import write
 
 Combination = dict[str, frozenset[str]]
 

@@ -14,9 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from kvxfer.errors import KvxferError
-from kvxfer.experiment.sweeps.jobs import Job, Outcome, write
-from kvxfer.experiment.sweeps.measures import MEASURES, Measure, Numbers, numbers
+from kvxfer.experiment.sweeps.jobs import Job, Outcome
+from kvxfer.experiment.sweeps.measures import MEASURES, numbers
 from kvxfer.report.sweep_figure import draw
+from kvxfer.report.swept import Measure, Numbers, write
 
 SUMMARY, FIGURE = "summary.csv", "quality.png"
 _NONE = "\N{EN DASH}"

@@ -50,7 +50,6 @@ class _Read:
     known: TargetTokens
 
     def tensors(self) -> Iterator[Tensor]:
-        """All tensors."""
         known = self.known.layer0
         for kv in (self.source, self.target.kv, *([] if known is None else [known])):
             yield from (*kv.keys, *kv.values)
@@ -61,7 +60,6 @@ class _Read:
 
     @property
     def bytes(self) -> int:
-        """Memory that the tensors take."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors())
 
     def kept(self) -> _Read:
@@ -96,7 +94,6 @@ class ActivationStore:
         self._kept: dict[int, _Read] = {}
 
     def __len__(self) -> int:
-        """How many rows there are."""
         return len(self.tokens)
 
     @property

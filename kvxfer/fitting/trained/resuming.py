@@ -27,7 +27,6 @@ class PlainFiles(TorchCheckpointIO):
     """Checkpoints are written to disk at once, not to memory first, and are there whole or not at all."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        """Write one."""
         file = Path(path)
         file.parent.mkdir(parents=True, exist_ok=True)
         torch.save(checkpoint, _unfinished(file))

@@ -17,7 +17,6 @@ from kvxfer.maps.artifact import CacheMap
 from kvxfer.maps.blocks import DESIGNS, KINDS, Block
 from kvxfer.maps.columns import read_source
 from kvxfer.maps.linear import LinearLayer
-from kvxfer.maps.random_features import RandomFeatures
 from kvxfer.maps.trunks import Trunk
 from kvxfer.models import rope
 from kvxfer.models.hf import LoadedModel, read_geometry
@@ -25,6 +24,7 @@ from kvxfer.models.pair import ModelSpec, Pair, PairSpec
 from kvxfer.moments.calibration import CalibrationSpec, layout_for
 from kvxfer.moments.probe import PROBE, Probe
 from kvxfer.moments.probe_pass import save_probe
+from kvxfer.moments.random_file import draw_random
 from tests.doubles import FAMILIES, tiny_model, tiny_tokenizer
 from tests.samples import make_probe, make_samples, make_splits
 
@@ -47,7 +47,7 @@ def probe_of(pair: Pair, folder: Path, design: str = "same") -> Probe:
     """A saved and loaded probe of random rows."""
     layout = layout_for(pair, CalibrationSpec(features=DESIGNS[design]))
     save_probe(pair, tokens(), layout, EXACT, folder / PROBE)
-    return Probe.load(folder / PROBE, RandomFeatures.draw(layout))
+    return Probe.load(folder / PROBE, draw_random(layout))
 
 
 def own_outputs(model: LoadedModel, ids: Tensor) -> list[Tensor]:

@@ -1,0 +1,64 @@
+"""What a command says on stderr: plain messages, and every mistake as one readable line."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+import warnings
+from collections.abc import Sequence
+
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+
+from kvxfer.errors import KvxferError
+from kvxfer.experiment.config import config_directory
+
+
+def set_up_logging() -> None:
+    """Plain messages of this package on stderr; results go to stdout."""
+    logger = logging.getLogger("kvxfer")
+    if logger.handlers:
+        return
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    logger.addHandler(handler)
+    # Of several processes that train together the first one speaks.
+    logger.setLevel(logging.INFO if os.environ.get("LOCAL_RANK", "0") == "0" else logging.ERROR)
+    logger.propagate = False
+    warnings.filterwarnings("ignore", category=DeprecationWarning, module="wandb")
+
+
+def well_told(error: Exception) -> bool:
+    """Whether an error is told well enough by its message."""
+    return isinstance(error, KvxferError | HydraException | OmegaConfBaseException)
+
+
+def one_line(error: BaseException) -> str:
+    """An error's message without line breaks, and without Hydra's list of search paths."""
+    text = str(error).split("Config search path:")[0]
+    cause = error.__cause__
+    from_hydra = isinstance(error, HydraException)
+    if from_hydra and isinstance(cause, OmegaConfBaseException | HydraException) and str(cause) not in text:
+        text += f": {str(cause).splitlines()[0]}"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    first = next((i for i, line in enumerate(lines) if line.startswith("Available options")), None)
+    if first is not None:
+        lines = [*lines[:first], f"{lines[first]} {', '.join(lines[first + 1 :])}"]
+    line = ". ".join(line.rstrip(".") for line in lines)
+    # Hydra's hint would only make it swallow the typo.
+    line = re.sub(r"\. To append to your (config|default list) use .*", ": no such key (--cfg job shows all)", line)
+    return line or type(error).__name__
+
+
+def wrong_option(arguments: Sequence[str], error: BaseException) -> str | None:
+    """What is wrong where Hydra refuses the type of an option's name (``rank=8``); its own message names no group."""
+    if not str(error).startswith("Config group override must be a string"):
+        return None
+    for argument in arguments:
+        group, _, value = argument.partition("=")
+        options = sorted(file.stem for file in (config_directory() / group).glob("*.yaml")) if group else []
+        if options and not set(value.split(",")) <= set(options):
+            return f"{argument}: choose an option of {group!r}: {', '.join(options)}"
+    return None
