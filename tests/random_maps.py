@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from kvxfer.handoff.conversation import Direction
+from kvxfer.handoff.transfer import Transfer
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import CacheMap
 from kvxfer.maps.blocks import KINDS, Block, Features, Output
 from kvxfer.maps.columns import extra_widths
 from kvxfer.maps.linear import LinearLayer
+from kvxfer.maps.plan import Plan
 from kvxfer.maps.random_features import RandomFeatures, RandomProducts, RandomRelu
 from kvxfer.models.pair import Pair
 
@@ -43,6 +44,6 @@ def identity_map(pair: Pair) -> CacheMap:
     return CacheMap(layers, {})
 
 
-def direction(pair: Pair, features: Features) -> Direction:
-    """A random map of the pair, ready to run."""
-    return Direction(pair, Mapper(random_map(pair, features), pair=pair))
+def direction(pair: Pair, features: Features, exact_first: int = 0) -> Transfer:
+    """A handover of the pair through a random map."""
+    return Transfer(pair, Mapper(random_map(pair, features), pair=pair), Plan("sinks", exact_first))

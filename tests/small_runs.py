@@ -21,6 +21,20 @@ TEXT_ROWS = [
 TOY_ROWS = ["corpus.length=48", "corpus.rows.fit=12", "corpus.rows.validation=4", "corpus.rows.held_out=4"]
 TOY_EVAL = ["eval.stories=5", "eval.questions=3", "eval.batch_size=5"]
 
+# Whatever an evaluation is set to, by the name of the key: so little that it takes a moment.
+LITTLE = {
+    **dict.fromkeys(("rows", "stories", "items", "documents", "conversations", "batch_size"), "3"),
+    **{"questions": "2", "scored": "6", "turns": "2", "new_tokens": "4", "limit": "4", "answer": "4"},
+    **{
+        "prefixes": "[48,56]",
+        "lengths": "[24,32]",
+        "batch_sizes": "[1]",
+        "samples": "1",
+        "repeats": "6",
+        "warmup": "0",
+    },
+}
+
 
 def write_text(folder: Path) -> Path:
     """A folder with documents enough for a few rows of every split."""
@@ -52,3 +66,15 @@ def toy_models(folders: tuple[Path, Path]) -> list[str]:
 def results_of(directory: Path) -> dict[str, Any]:
     """``results.json`` of an evaluation."""
     return json.loads((directory / "results.json").read_text())
+
+
+def little(option: str, outputs: Path, overrides: list[str]) -> list[str]:
+    """An evaluation, and the keys that decide how much it computes, each as small as may be.
+
+    The map of the other direction, where one is read, is fitted here.
+    """
+    keys = vars(settings_of("evaluate", outputs, *overrides, f"eval={option}").eval)
+    small = [f"eval.{key}={value}" for key, value in LITTLE.items() if key in keys]
+    if "reverse_map" in keys:
+        small.append(f"eval.reverse_map={run('train', outputs, *overrides, 'pair.reverse=true')}")
+    return [f"eval={option}", *small]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,8 +9,6 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from kvxfer.handoff.transfer import Transfer
-from kvxfer.maps.apply import Mapper
-from kvxfer.maps.columns import read_source
 from kvxfer.maps.plan import Plan
 from kvxfer.models.ancestry import find_ancestry
 from kvxfer.models.hf import LoadedModel
@@ -21,14 +18,11 @@ from kvxfer.models.pair import Pair
 PRUNED = ("ancestor_copy",)
 """One more, for a pair whose source was pruned from its target."""
 
-MAPPED = ("mapped", "mapped_all", "wrong_donor")
+MAPPED = ("mapped", "mapped_all", "wrong_donor", "random_map")
 """Conditions that depend on the map; all others are the same for every map of a pair."""
 
-HANDED = ("identity", "mapped", "mapped_all", "floor", "raw_copy", "wrong_donor")
+HANDED = ("identity", "mapped", "mapped_all", "floor", "raw_copy", "wrong_donor", "random_map")
 """All conditions under which the target goes on from a cache that it is handed, in the order of a table."""
-
-PREFIXED = ("ceiling", "source", "floor", "raw_copy", "mapped")
-"""Conditions of text that follows a prefix, each from one prefill of each model."""
 
 OWN = ("ceiling", "source", "no_context")
 """Conditions without a handed cache; they do not depend on the plan."""
@@ -64,54 +58,60 @@ def given_conditions(pair: Pair, plan: Plan, prompt: Int64[Tensor, "batch prompt
     head, tail = prompt[:, :stop], prompt[:, stop:]
     exact = pair.target.prefill(head)
     read = pair.source.prefill(head)
-    caches = {"identity": exact, "floor": exact.zeros(), "raw_copy": _planned(exact, _copied(pair, read), first)}
+    own = exact.span(0, first)
+    caches = {"identity": exact, "floor": exact.zeros(), "raw_copy": _copied(pair, read).starting_with(own)}
     if (ancestry := find_ancestry(pair)) is not None:
-        caches["ancestor_copy"] = _planned(exact, ancestry.copy(read), first)
+        caches["ancestor_copy"] = ancestry.copy(read).starting_with(own)
     return {name: Prepared(pair.target, cache, tail) for name, cache in caches.items()}
 
 
+@dataclass(frozen=True)
+class Controls:
+    """What the controls of a mapped cache are made of.
+
+    Attributes:
+        donors: for each row, the prompt whose mapped cache it gets in the wrong-donor control.
+        random: the handover through a random map of the map's size.
+    """
+
+    donors: Int64[Tensor, "batch prompt"]
+    random: Transfer
+
+
 def mapped_conditions(
-    pair: Pair,
-    mapper: Mapper,
-    plan: Plan,
-    prompt: Int64[Tensor, "batch prompt"],
-    donors: Int64[Tensor, "batch prompt"],
-    wanted: Sequence[str] = MAPPED,
-    read: KV | None = None,
+    transfer: Transfer, prompt: Int64[Tensor, "batch prompt"], controls: Controls | None = None, read: KV | None = None
 ) -> dict[str, Prepared]:
-    """The conditions that hand the target a mapped cache of the prompt less its held-back tokens.
+    """``mapped``, and with controls all of ``MAPPED``: a mapped cache of the prompt less its held-back tokens.
 
     Args:
-        donors: for each row, the prompt whose mapped cache it gets in the wrong-donor control.
-        wanted: which of ``MAPPED``; only these are computed.
         read: what the map reads of the prompt less its held-back tokens, if the source has prefilled it already.
     """
-    transfer = Transfer(pair, mapper, plan)
     head, tail = transfer.split(prompt)
-    exact = transfer.exact(head)
-    mapped = transfer.mapped(head) if read is None else transfer.map_cache(read, head)
-    caches = {"mapped": transfer.planned(mapped, exact), "mapped_all": mapped}
-    if "wrong_donor" in wanted:
-        caches["wrong_donor"] = transfer.planned(transfer.mapped(transfer.split(donors)[0]), exact)
-    return {name: Prepared(pair.target, caches[name], tail) for name in MAPPED if name in wanted}
+    exact, read = transfer.exact(head), transfer.prefill(head) if read is None else read
+    mapped = transfer.span(read, head)
+    caches = {"mapped": transfer.planned(mapped, exact)}
+    if controls is not None:
+        donors = transfer.split(controls.donors)[0]
+        caches["mapped_all"] = mapped
+        caches["wrong_donor"] = transfer.planned(transfer.span(transfer.prefill(donors), donors), exact)
+        caches["random_map"] = transfer.planned(controls.random.span(read, head), exact)
+    return {name: Prepared(transfer.pair.target, cache, tail) for name, cache in caches.items()}
 
 
-def prefix_conditions(
-    pair: Pair, mapper: Mapper, plan: Plan, prompt: Int64[Tensor, "batch prompt"]
-) -> dict[str, Prepared]:
-    """``PREFIXED``: every condition goes on from a cache of the prompt less its held-back tokens.
+def prefix_conditions(transfer: Transfer, prompt: Int64[Tensor, "batch prompt"]) -> dict[str, Prepared]:
+    """Every condition goes on from a cache of the prompt less its held-back tokens, also where a model has its own.
 
     Both models prefill it once, and no vocabulary logits are made of it: long prompts cost their caches.
     """
-    first, stop = plan.mapped_span(prompt.shape[1])
-    head, tail = prompt[:, :stop], prompt[:, stop:]
-    exact, read = pair.target.prefill(head), read_source(pair, head, mapper.extras)
+    pair, (head, tail) = transfer.pair, transfer.split(prompt)
+    exact, read = pair.target.prefill(head), transfer.prefill(head)
+    own = exact.span(0, transfer.plan.mapped_span(prompt.shape[1])[0])
     return {
         "ceiling": Prepared(pair.target, exact, tail),
         "source": Prepared(pair.source, read, tail),
         "floor": Prepared(pair.target, exact.zeros(), tail),
-        "raw_copy": Prepared(pair.target, _planned(exact, _copied(pair, read), first), tail),
-        **mapped_conditions(pair, mapper, plan, prompt, prompt, ("mapped",), read),
+        "raw_copy": Prepared(pair.target, _copied(pair, read).starting_with(own), tail),
+        **mapped_conditions(transfer, prompt, read=read),
     }
 
 
@@ -119,11 +119,6 @@ def _copied(pair: Pair, read: KV) -> KV:
     """The source's cache as the target's, layer by relative depth."""
     content = relative_depth(pair.content("source", read), pair.target.geometry.layers)
     return pair.rotated("target", content)
-
-
-def _planned(exact: KV, cache: KV, first: int) -> KV:
-    """The first tokens exact, the rest from the other cache."""
-    return KV.join([exact.span(0, first), cache.span(first, cache.tokens)])
 
 
 def relative_depth(content: KV, layers: int) -> KV:

@@ -11,10 +11,9 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from kvxfer.evals.conditions import Prepared, mapped_conditions
+from kvxfer.evals.conditions import Prepared, prefix_conditions
 from kvxfer.evals.items import Item
-from kvxfer.maps.apply import Mapper
-from kvxfer.maps.plan import Plan
+from kvxfer.handoff.transfer import Transfer
 from kvxfer.models.pair import Pair
 
 CONDITIONS = ("ceiling", "source", "mapped", "floor")
@@ -62,9 +61,7 @@ class Decoder:
     @torch.inference_mode()
     def decode(
         self,
-        pair: Pair,
-        mapper: Mapper,
-        plan: Plan,
+        transfer: Transfer,
         items: Sequence[Item],
         batch_size: int,
         advance: Callable[[int], None],
@@ -74,7 +71,7 @@ class Decoder:
         parts: dict[str, list[Decoded]] = {name: [] for name in CONDITIONS}
         for chosen in _slices(items, batch_size):
             batch = [items[n] for n in chosen]
-            for name, decoded in self._batch(pair, _prepared(pair, mapper, plan, batch), batch).items():
+            for name, decoded in self._batch(transfer.pair, _prepared(transfer, batch), batch).items():
                 parts[name].append(decoded)
             order += chosen
             advance(len(chosen))
@@ -120,18 +117,10 @@ def _slices(items: Sequence[Item], size: int) -> Iterator[list[int]]:
             yield group[start : start + size]
 
 
-def _prepared(pair: Pair, mapper: Mapper, plan: Plan, batch: Sequence[Item]) -> dict[str, Prepared]:
+def _prepared(transfer: Transfer, batch: Sequence[Item]) -> dict[str, Prepared]:
     """Caches of the prompts less the held-back tokens, also where a model has them of its own: all decode from them."""
-    prompt: Int64[Tensor, "batch prompt"] = torch.tensor([item.prompt for item in batch])
-    _, stop = plan.mapped_span(prompt.shape[1])
-    head, tail = prompt[:, :stop], prompt[:, stop:]
-    exact = pair.target.prefill(head)
-    return {
-        "ceiling": Prepared(pair.target, exact, tail),
-        "source": Prepared(pair.source, pair.source.prefill(head), tail),
-        **mapped_conditions(pair, mapper, plan, prompt, prompt, ("mapped",)),
-        "floor": Prepared(pair.target, exact.zeros(), tail),
-    }
+    found = prefix_conditions(transfer, torch.tensor([item.prompt for item in batch]))
+    return {name: found[name] for name in CONDITIONS}
 
 
 def _log_probabilities(

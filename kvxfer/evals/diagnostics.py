@@ -79,7 +79,7 @@ class Diagnostics(Evaluation):
                 f"eval.prefix={prefix}: {corpus.name} has {len(rows)} rows of {length} tokens for evaluation and 2 are "
                 "needed; lower eval.prefix or eval.scored"
             )
-        found = Diagnosis(subject.pair, subject.mapper, subject.plan)
+        found = Diagnosis(subject.transfer)
         step = max(1, self.batch_tokens // length)
         with progress(f"diagnostics {corpus.name}", len(rows), "rows") as advance:
             for start in range(0, len(rows), step):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from kvxfer.evals.statistics import scored_lists
-from kvxfer.handoff.conversation import Direction
+from kvxfer.handoff.transfer import Transfer
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import CacheMap
 from kvxfer.maps.plan import Plan
@@ -36,7 +36,7 @@ class Subject:
         corpus: the run's own text; only its evaluation split is read.
         domains: more texts, as ``eval.domains`` names them.
         outputs: where other runs are.
-        reverse: the same models the other way round, with the map of that direction; None unless ``needs_reverse``.
+        reverse: the handover the other way round, with the map of that direction; None unless ``needs_reverse``.
     """
 
     pair: Pair
@@ -47,7 +47,12 @@ class Subject:
     corpus: CorpusSpec
     domains: tuple[CorpusSpec, ...]
     outputs: Path
-    reverse: Direction | None = None
+    reverse: Transfer | None = None
+
+    @property
+    def transfer(self) -> Transfer:
+        """The handover that is evaluated."""
+        return Transfer(self.pair, self.mapper, self.plan)
 
     @property
     def calibrated_length(self) -> int | None:

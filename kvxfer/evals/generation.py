@@ -75,7 +75,7 @@ class Generation(Evaluation):
         pair.check_length(max(len(item.prompt) for item in items) + self.new_tokens, "eval.new_tokens")
         decoder = Decoder(self.new_tokens, self.samples, self.temperature, self.seed)
         with progress(f"generation {pair.name}", len(items), "prompts") as advance:
-            decoded = decoder.decode(pair, subject.mapper, subject.plan, items, self.batch_size, advance)
+            decoded = decoder.decode(subject.transfer, items, self.batch_size, advance)
         dot = pair.tokenizer.convert_tokens_to_ids(".") if toy else None
         setting = {key: getattr(self, key) for key in ("new_tokens", "samples", "temperature")}
         examples = [_example(pair.tokenizer, items, decoded, n) for n in _spread(len(items), EXAMPLES)]

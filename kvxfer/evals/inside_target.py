@@ -16,12 +16,9 @@ from torch.nn.functional import cosine_similarity
 
 from kvxfer.errors import KvxferError
 from kvxfer.evals.statistics import Interval, mean_interval, mean_ratio_interval
-from kvxfer.maps.apply import Mapper
-from kvxfer.maps.columns import read_source
+from kvxfer.handoff.transfer import Transfer
 from kvxfer.maps.content_errors import MappedErrors
-from kvxfer.maps.plan import Plan
 from kvxfer.models.kv import KV
-from kvxfer.models.pair import Pair
 
 _Rows = Float[np.ndarray, "rows columns"]
 
@@ -129,29 +126,29 @@ class Diagnosis:
         predictions: of the mapped cache and of the source, against the ceiling, over the words that both models have.
     """
 
-    def __init__(self, pair: Pair, mapper: Mapper, plan: Plan) -> None:
-        self.pair, self.mapper, self.plan = pair, mapper, plan
-        layers = pair.target.geometry.layers
+    def __init__(self, transfer: Transfer) -> None:
+        self.transfer, target = transfer, transfer.pair.target
+        layers = target.geometry.layers
         self.content = MappedErrors(layers)
         self.heads, self.outputs, self.keys, self.values = ([Ratios() for _ in range(layers)] for _ in range(4))
         self.predictions = {"mapped": Predictions(), "source": Predictions()}
-        self._output = pair.target.attention_outputs("eval=perplexity, which does without")
+        self._output = target.attention_outputs("eval=perplexity, which does without")
 
     @torch.inference_mode()
     def add(self, prompt: Int64[Tensor, "rows prompt"], answer: Int64[Tensor, "rows scored"]) -> None:
         """Add rows: the prompt's mapped tokens, and the text after them, whose queries meet the mapped cache."""
-        first, stop = self.plan.mapped_span(prompt.shape[1])
+        pair, (first, stop) = self.transfer.pair, self.transfer.plan.mapped_span(prompt.shape[1])
         ids = torch.cat([prompt, answer], dim=1)[:, :-1]  # what follows the last token is not scored
         head, tail = ids[:, :stop], ids[:, stop:]
-        true, queries = self.pair.target.queries(ids)
-        read = read_source(self.pair, head, self.mapper.extras)
-        mapped = self.mapper.map(self.pair.content("source", read), head)
-        self.content.add(self.pair.content("target", true.span(0, stop)), mapped, first, stop)
-        handed = KV.join([true.span(0, first), self.pair.rotated("target", mapped).span(first, stop)])
-        cache = KV.join([handed, true.span(stop, true.tokens)])
+        true, queries = pair.target.queries(ids)
+        read = self.transfer.prefill(head)
+        mapped, content = self.transfer.span_and_content(read, head)
+        self.content.add(pair.content("target", true.span(0, stop)), content, first, stop)
+        handed = mapped.starting_with(true.span(0, first))
+        cache = true.starting_with(handed)
         for layer, each in enumerate(queries):
             self._add_layer(layer, each[:, :, stop:].float(), true, cache, first, stop)
-        scored, (source, target) = answer.shape[1], (self.pair.source, self.pair.target)
+        scored, (source, target) = answer.shape[1], (pair.source, pair.target)
         # The words that both models have: one vocabulary may be padded further than the other.
         width = min(source.geometry.vocabulary, target.geometry.vocabulary)
         ceiling = target.logits(tail, true.span(0, stop))[:, -scored:, :width]

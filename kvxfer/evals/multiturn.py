@@ -14,7 +14,6 @@ from kvxfer.errors import KvxferError
 from kvxfer.evals.evaluation import Data, Evaluation, Subject
 from kvxfer.evals.statistics import paired_difference, paired_item, summarise
 from kvxfer.evals.turns import DOWN, LARGE, PATTERNS, SMALL, UP, Handed, Stage, play, text_talks, toy_talks
-from kvxfer.handoff.conversation import Direction
 from kvxfer.progress import progress
 from kvxfer.report.figures import COLOURS
 from kvxfer.report.markdown import table
@@ -87,12 +86,11 @@ class Multiturn(Evaluation):
 
     def _stage(self, subject: Subject) -> Stage:
         own, other = (DOWN, UP) if subject.pair.spec.reverse else (UP, DOWN)
-        directions = {own: Direction(subject.pair, subject.mapper)}
+        transfers = {own: subject.transfer}
         if subject.reverse is not None:
-            directions[other] = subject.reverse
+            transfers[other] = subject.reverse
         models = dict(zip(own, (subject.pair.source, subject.pair.target), strict=True))
-        plan = subject.plan
-        return Stage(models, directions, plan.exact_first, plan.hold_back, self.max_hops)
+        return Stage(models, transfers, self.max_hops)
 
     @classmethod
     def verdict(cls, data: Data) -> Verdict:

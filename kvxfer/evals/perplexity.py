@@ -114,10 +114,8 @@ class Perplexity(Evaluation):
         return None
 
     def _point(self, subject: Subject, name: str, prefix: int, items: list[Item]) -> dict[str, Any]:
-        pair, mapper, plan = subject.pair, subject.mapper, subject.plan
-
         def conditions(batch: Batch) -> dict[str, Prepared]:
-            return prefix_conditions(pair, mapper, plan, batch.prompt)
+            return prefix_conditions(subject.transfer, batch.prompt)
 
         rows = max(1, self.batch_tokens // (prefix + self.scored))
         with progress(f"perplexity {name} {prefix}", len(items), "rows") as advance:

@@ -14,7 +14,8 @@ from kvxfer.errors import KvxferError
 from kvxfer.evals.conditions import Prepared
 from kvxfer.evals.items import Item
 from kvxfer.evals.scoring import score
-from kvxfer.handoff.conversation import Conversation, Direction
+from kvxfer.handoff.conversation import Conversation
+from kvxfer.handoff.transfer import Transfer
 from kvxfer.models.hf import LoadedModel
 from kvxfer.text.corpus import CorpusSpec, load_rows, toy_conversations
 
@@ -92,18 +93,16 @@ class Handed:
 
 @dataclass(frozen=True)
 class Stage:
-    """The two models, the maps between them, and how they hand over."""
+    """The two models, and how they hand over."""
 
     models: Mapping[str, LoadedModel]
-    directions: Mapping[tuple[str, str], Direction]
-    exact_first: int
-    hold_back: int
+    transfers: Mapping[tuple[str, str], Transfer]
     max_hops: int | None
 
     def opened(self, pattern: str) -> Conversation:
         """A conversation before its first word."""
-        wanted = {direction: self.directions[direction] for direction in PATTERNS[pattern]}
-        return Conversation(self.models, wanted, self.exact_first, self.max_hops)
+        wanted = {direction: self.transfers[direction] for direction in PATTERNS[pattern]}
+        return Conversation(self.models, wanted, self.max_hops)
 
 
 @torch.inference_mode()
@@ -172,15 +171,13 @@ def _handing_over(stage: Stage, pattern: str, batch: Sequence[Talk]) -> Iterator
     for turn in range(len(batch[0])):
         text, reply = _said(batch, turn)
         talk.append(text)
-        before_last = talk.tokens - stage.hold_back
-        if pattern == "ping_pong":
-            sender, receiver = UP if turn % 2 else DOWN
-            talk.receive(receiver, sender, before_last)
-            talk.read(receiver, before_last)
-        else:
-            ((sender, receiver),) = PATTERNS[pattern]
+        directions = PATTERNS[pattern]
+        sender, receiver = directions[(turn + 1) % len(directions)]
+        before_last = talk.tokens - stage.transfers[sender, receiver].plan.hold_back
+        if pattern != "ping_pong":
             talk.read(sender)
-            talk.receive(receiver, sender, before_last)
+        talk.receive(receiver, sender, before_last)
+        talk.read(receiver, before_last)
         held = talk.held(receiver)
         yield _prepared(talk, receiver), Handed(receiver, held.depth, int((~held.own).sum()), held.tokens)
         talk.append(reply)

@@ -15,37 +15,9 @@ from jaxtyping import Bool, Int, Int64
 from torch import Tensor
 
 from kvxfer.errors import KvxferError
-from kvxfer.maps.apply import Mapper
+from kvxfer.handoff.transfer import Transfer
 from kvxfer.models.hf import LoadedModel
 from kvxfer.models.kv import KV
-from kvxfer.models.pair import Pair
-
-HIDDEN = "source_hidden"
-
-
-@dataclass(frozen=True)
-class Direction:
-    """One way of handing over: a pair, and its map on the target's device."""
-
-    pair: Pair
-    mapper: Mapper
-
-    @property
-    def needs_hidden(self) -> bool:
-        """Whether the map reads the source's final hidden states."""
-        return any(block.kind == HIDDEN for block in self.mapper.extras)
-
-    def span(self, cache: KV, ids: Int64[Tensor, "batch tokens"], start: int, stop: int) -> KV:
-        """The target's cache of tokens ``start`` to ``stop``, as if the whole had been mapped at once.
-
-        Args:
-            cache: the source's, rotated, of all tokens from position 0 to ``stop`` or further.
-            ids: the tokens of ``cache``.
-        """
-        first = max(start - self.mapper.lookback, 0)
-        content = self.pair.content("source", cache.span(first, stop), first)
-        mapped = self.mapper.map(content, ids[:, first:stop]).span(start - first, stop - first)
-        return self.pair.rotated("target", mapped, start)
 
 
 @dataclass(frozen=True)
@@ -86,32 +58,30 @@ class Conversation:
 
     Args:
         models: by any name.
-        directions: the maps there are, by names of sender and receiver.
-        exact_first: the first tokens are always read by every model itself (attention sinks live there).
+        transfers: the ways of handing over there are, by names of sender and receiver. A receiver always reads the
+            exact tokens of its plan itself.
         max_hops: a token that would have more is not mapped: the receiver reads it itself. None for no limit.
 
     Raises:
-        KvxferError: ``max_hops`` is negative, or a direction is of other models than the two that it is named for.
+        KvxferError: ``max_hops`` is negative, or a transfer is of other models than the two that it is named for.
     """
 
     def __init__(
         self,
         models: Mapping[str, LoadedModel],
-        directions: Mapping[tuple[str, str], Direction],
-        exact_first: int = 0,
+        transfers: Mapping[tuple[str, str], Transfer],
         max_hops: int | None = None,
     ) -> None:
         if max_hops is not None and max_hops < 0:
             raise KvxferError(f"max_hops={max_hops} must be 0 or more, or null for no limit")
-        for (sender, receiver), direction in directions.items():
-            pair = direction.pair
+        for (sender, receiver), transfer in transfers.items():
+            pair = transfer.pair
             if pair.source is not models.get(sender) or pair.target is not models.get(receiver):
                 raise KvxferError(f"the map of {pair.name} is not one from {sender} to {receiver}")
-        self.models, self.directions = dict(models), dict(directions)
-        self.exact_first, self.max_hops = exact_first, max_hops
+        self.models, self.transfers, self.max_hops = dict(models), dict(transfers), max_hops
         self.ids: Int64[Tensor, "batch tokens"] = torch.zeros(0, 0, dtype=torch.int64)
         self._held = {name: Held.nothing() for name in models}
-        self._exports_hidden = {sender for (sender, _), direction in directions.items() if direction.needs_hidden}
+        self._exports_hidden = {sender for (sender, _), transfer in transfers.items() if transfer.mapper.needs_hidden}
 
     @property
     def tokens(self) -> int:
@@ -124,8 +94,8 @@ class Conversation:
 
     def append(self, ids: Int[Tensor, "batch new"]) -> None:
         """More text, which no model has read yet."""
-        for direction in self.directions.values():
-            direction.pair.check_length(self.tokens + ids.shape[1], "conversation")
+        for transfer in self.transfers.values():
+            transfer.pair.check_length(self.tokens + ids.shape[1], "conversation")
         self.ids = torch.cat([self.ids, ids], dim=1) if self.tokens else ids.to(torch.int64)
 
     def read(self, name: str, stop: int | None = None) -> None:
@@ -142,11 +112,11 @@ class Conversation:
 
         What it has already stays as it is, bit for bit. Raises KvxferError if there is no map for this direction.
         """
-        if (sender, name) not in self.directions:
+        if (sender, name) not in self.transfers:
             raise KvxferError(f"there is no map from {sender} to {name}")
         given = self._held[sender]
         stop = min(given.tokens, self.tokens if stop is None else stop)
-        self.read(name, min(self.exact_first, stop))
+        self.read(name, min(self.transfers[sender, name].plan.exact_first, stop))
         while (start := self._held[name].tokens) < stop:
             hops = given.hops[start:stop] + 1
             allowed = hops <= (int(hops.max()) if self.max_hops is None else self.max_hops)
@@ -158,14 +128,14 @@ class Conversation:
                 self.read(name, start + count)
 
     def _map(self, name: str, sender: str, start: int, stop: int) -> None:
-        direction, given, held = self.directions[sender, name], self._held[sender], self._held[name]
-        if direction.needs_hidden and not bool(given.own[start:stop].all()):
+        transfer, given, held = self.transfers[sender, name], self._held[sender], self._held[name]
+        if transfer.mapper.needs_hidden and not bool(given.own[start:stop].all()):
             raise KvxferError(
-                f"the map from {sender} to {name} reads {HIDDEN}, and {sender} was itself handed some of these tokens, "
-                "so it has no hidden states of them: set max_hops=1, or use a map without them"
+                f"the map from {sender} to {name} reads source_hidden, and {sender} was itself handed some of these "
+                "tokens, so it has no hidden states of them: set max_hops=1, or use a map without them"
             )
         assert given.kv is not None
-        new = direction.span(given.kv, self.ids, start, stop)
+        new = transfer.span(given.kv, self.ids, start, stop)
         if name in self._exports_hidden:
             # Never read: what was mapped here is not mapped on by a map that reads hidden states.
             batch, hidden = self.ids.shape[0], self.models[name].geometry.hidden

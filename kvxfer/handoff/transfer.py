@@ -1,7 +1,7 @@
-"""The handoff of a cache, step by step: what is evaluated is what is timed.
+"""The handoff of a cache, step by step: what is evaluated is what is timed, and what a conversation is handed.
 
-The source has read a prompt; the target is to go on. The steps between the source's last token and the target's first
-are methods of one class, which the evaluated conditions and ``eval=latency`` both call.
+The source has read a prompt; the target is to go on. Nothing else makes a cache of a map: the evaluated conditions,
+conversations, diagnostics and ``eval=latency`` all call ``Transfer``.
 """
 
 from __future__ import annotations
@@ -50,32 +50,37 @@ class Transfer:
 
     def read(self, head: Ids) -> Running:
         """The source once it has read tokens, with what the map reads beside its cache. Not a part of a handoff."""
-        return self.pair.source.begin(head, hidden=self.reads_hidden)
+        return self.pair.source.begin(head, hidden=self.mapper.needs_hidden)
 
-    @property
-    def reads_hidden(self) -> bool:
-        """Whether the map also reads the source's final hidden states."""
-        return any(block.kind == "source_hidden" for block in self.mapper.extras)
+    def prefill(self, head: Ids) -> KV:
+        """The source's cache of tokens, with what the map reads beside it."""
+        return self.pair.source.export(self.read(head))
 
-    def mapped(self, head: Ids) -> KV:
-        """The target's cache of tokens, all of them mapped, from the source's own prefill of them."""
-        return self.carry(self.read(head), head)
+    def span_and_content(
+        self, cache: KV, ids: Ids, start: int = 0, stop: int | None = None, after: After = _nothing
+    ) -> tuple[KV, KV]:
+        """The target's cache of tokens ``start`` to ``stop``, as if the whole had been mapped at once.
 
-    def carry(self, source: Running, head: Ids, after: After = _nothing) -> KV:
-        """The target's cache of the tokens that the source has read, all of them mapped."""
-        exported = self.pair.source.export(source)
-        after("export")
-        return self.map_cache(exported, head, after)
+        Args:
+            cache: the source's, rotated, of all tokens from position 0 to ``stop`` (None: its end) or further.
+            ids: the tokens of ``cache``.
 
-    def map_cache(self, exported: KV, head: Ids, after: After = _nothing) -> KV:
-        """The same from the source's cache itself, with its hidden states where the map reads them."""
-        content = self.pair.content("source", exported)
+        Returns:
+            The cache, rotated and in the target's dtype, and the mapped content (float32) that it was made of.
+        """
+        stop = cache.tokens if stop is None else stop
+        first = max(start - self.mapper.lookback, 0)
+        content = self.pair.content("source", cache.span(first, stop), first)
         after("strip")
-        mapped = self.mapper.map(content, head)
+        mapped = self.mapper.map(content, ids[:, first:stop]).span(start - first, stop - first)
         after("map")
-        restored = self.pair.rotated("target", mapped)
+        restored = self.pair.rotated("target", mapped, start)
         after("restore")
-        return restored
+        return restored, mapped
+
+    def span(self, cache: KV, ids: Ids, start: int = 0, stop: int | None = None, after: After = _nothing) -> KV:
+        """The cache of ``span_and_content`` alone."""
+        return self.span_and_content(cache, ids, start, stop, after)[0]
 
     def exact(self, head: Ids) -> KV | None:
         """The target's own cache of the plan's first tokens; None if it has none."""
@@ -84,7 +89,7 @@ class Transfer:
 
     def planned(self, mapped: KV, exact: KV | None) -> KV:
         """The first tokens exact, the rest mapped."""
-        return mapped if exact is None else KV.join([exact, mapped.span(exact.tokens, mapped.tokens)])
+        return mapped if exact is None else mapped.starting_with(exact)
 
     @torch.inference_mode()
     def first_token(
@@ -92,7 +97,9 @@ class Transfer:
     ) -> Int[Tensor, " batch"]:
         """The target's first token after a prompt whose head the source has read: the whole handoff."""
         head, tail = self.split(prompt)
-        mapped = self.carry(source, head, after)
+        exported = self.pair.source.export(source)
+        after("export")
+        mapped = self.span(exported, head, after=after)
         exact = self.exact(head)
         after("exact")
         target = self.pair.target.inject(self.planned(mapped, exact))

@@ -134,6 +134,9 @@ class Mapper:
     """A map ready to run on a device: target layers that read the same blocks are one matrix product, and so are
     the layers of trunks that read the same blocks.
 
+    For work in content space (training, content errors). Whoever wants a cache that the target can go on from calls
+    ``kvxfer.handoff.transfer``, which knows positions, what the map reads and the plan.
+
     Args:
         cache_map: the map.
         device: where it runs.
@@ -167,6 +170,8 @@ class Mapper:
         self.layers = 1 + max(layer for layer, _ in cache_map.layers)
         self.lookback = max((-block.offset for block in cache_map.blocks), default=0)
         """How many tokens before a token the map reads."""
+        self.needs_hidden = any(block.kind == "source_hidden" for block in self.extras)
+        """Whether the map reads the source's final hidden states."""
 
     @torch.inference_mode()
     def map(self, content: KV, ids: Int[Tensor, "batch tokens"] | None = None) -> KV:

@@ -36,10 +36,6 @@ class Plan:
             )
         return min(self.exact_first, stop), stop
 
-    def mapping_everything(self) -> Plan:
-        """The same plan with nothing exact but what is held back."""
-        return replace(self, name="all", exact_first=0)
-
     def holding_back(self, tokens: int) -> Plan:
         """The same plan with another hold-back."""
         return replace(self, hold_back=tokens)

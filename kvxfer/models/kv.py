@@ -48,6 +48,10 @@ class KV:
         """Tokens ``start`` to ``stop`` (a view)."""
         return self.apply(lambda x: x[..., start:stop, :])
 
+    def starting_with(self, first: KV) -> KV:
+        """The same tokens, those that ``first`` has taken from there."""
+        return KV.join([first, self.span(first.tokens, self.tokens)])
+
     def rows(self, index: Tensor | slice) -> KV:
         """Some rows of the batch."""
         return self.apply(lambda x: x[index])

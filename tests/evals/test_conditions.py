@@ -8,9 +8,19 @@ import pytest
 import torch
 
 from kvxfer.errors import KvxferError
-from kvxfer.evals.conditions import HANDED, OWN, given_conditions, mapped_conditions, own_conditions, relative_depth
+from kvxfer.evals.conditions import (
+    HANDED,
+    MAPPED,
+    OWN,
+    Controls,
+    given_conditions,
+    mapped_conditions,
+    own_conditions,
+    relative_depth,
+)
 from kvxfer.evals.items import Item, batches, donors_of
 from kvxfer.evals.scoring import token_log_likelihoods
+from kvxfer.handoff.transfer import Transfer
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import CacheMap
 from kvxfer.maps.blocks import DESIGNS, KINDS
@@ -18,6 +28,7 @@ from kvxfer.maps.linear import LinearLayer
 from kvxfer.maps.plan import Plan
 from kvxfer.models.kv import KV
 from kvxfer.models.pair import Pair
+from tests.random_maps import random_map
 
 PROMPT, CONTEXT = 20, 17
 PLAN = Plan("sinks", exact_first=4, hold_back=2)
@@ -43,9 +54,17 @@ def mapper(tiny_pair: Pair) -> Mapper:
 
 
 @pytest.fixture(scope="module")
-def prepared(tiny_pair, mapper, prompt):
+def random(tiny_pair: Pair) -> Mapper:
+    """Another one."""
+    return Mapper(random_map(tiny_pair, DESIGNS["same"], seed=2))
+
+
+@pytest.fixture(scope="module")
+def prepared(tiny_pair, mapper, random, prompt):
     given = given_conditions(tiny_pair, PLAN, prompt)
-    return {**given, **mapped_conditions(tiny_pair, mapper, PLAN, prompt, prompt[DONORS])}
+    transfer = Transfer(tiny_pair, mapper, PLAN)
+    controls = Controls(prompt[DONORS], Transfer(tiny_pair, random, PLAN))
+    return {**given, **mapped_conditions(transfer, prompt, controls)}
 
 
 def same(a: KV, b: KV, atol: float = 0.0) -> bool:
@@ -89,17 +108,26 @@ def test_the_floor_is_a_zeroed_cache(prepared):
     assert all(not tensor.any() for tensor in (*floor.keys, *floor.values))
 
 
-def test_the_plan_says_which_tokens_are_exact(tiny_pair, mapper, prepared, prompt):
+def test_the_plan_says_which_tokens_are_exact(tiny_pair, mapper, random, prepared, prompt):
     stop = PROMPT - PLAN.hold_back
     exact = tiny_pair.target.prefill(prompt[:, :stop])
     content = tiny_pair.content("source", tiny_pair.source.prefill(prompt[:, :stop]))
     mapped = tiny_pair.rotated("target", mapper.map(content))
     assert same(prepared["mapped_all"].past, mapped)
-    for name in ("mapped", "raw_copy", "wrong_donor"):
+    for name in ("mapped", "raw_copy", "wrong_donor", "random_map"):
         assert same(prepared[name].past.span(0, 4), exact.span(0, 4), atol=1e-5)
     assert same(prepared["mapped"].past.span(4, stop), mapped.span(4, stop))
     assert same(prepared["wrong_donor"].past.span(4, stop), mapped.rows(torch.tensor(DONORS)).span(4, stop), 1e-5)
     assert not same(mapped.span(4, stop), exact.span(4, stop), atol=0.1)
+    assert same(
+        prepared["random_map"].past.span(4, stop), tiny_pair.rotated("target", random.map(content)).span(4, stop)
+    )
+
+
+def test_controls_come_only_where_they_are_asked_for(tiny_pair, mapper, prepared, prompt):
+    alone = mapped_conditions(Transfer(tiny_pair, mapper, PLAN), prompt)
+    assert set(alone) == {"mapped"} < set(MAPPED) < set(prepared)
+    assert same(alone["mapped"].past, prepared["mapped"].past)
 
 
 def test_a_map_does_not_look_ahead(tiny_pair, mapper, prompt):

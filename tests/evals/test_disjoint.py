@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from small_corpora import Stream, hub_spec, install_hub, make_documents, text_spec, tokenizer_of, write_folder
-from small_runs import TEXT_ROWS, TOY_ROWS, run, settings_of, toy_models, write_text
+from small_runs import TEXT_ROWS, TOY_ROWS, little, run, toy_models, write_text
 
 import kvxfer
 from kvxfer.evals import kinds
@@ -29,19 +29,6 @@ TEXTLESS = ("latency",)
 # Where a split is asked for, and the place of the argument that names it.
 ASKS_FOR_SPLIT = {"load_rows": 2, "toy_stories": 0, "toy_conversations": 0}
 PACKAGE = Path(kvxfer.__file__).parent
-# Whatever an evaluation is set to, by the name of the key: so little that it takes a moment.
-LITTLE = {
-    **dict.fromkeys(("rows", "stories", "items", "documents", "conversations", "batch_size"), "3"),
-    **{"questions": "2", "scored": "6", "turns": "2", "new_tokens": "4", "limit": "4", "answer": "4"},
-    **{
-        "prefixes": "[48,56]",
-        "lengths": "[24,32]",
-        "batch_sizes": "[1]",
-        "samples": "1",
-        "repeats": "6",
-        "warmup": "0",
-    },
-}
 
 
 class Read:
@@ -211,26 +198,13 @@ def fitted(
     return home / "outputs", {"toy": [*models, *TOY_ROWS], "text": [*models, *text]}
 
 
-def little(kind: str, outputs: Path, overrides: list[str]) -> list[str]:
-    """An option of the kind, and the keys that decide how much it computes, each as small as may be.
-
-    The map of the other direction, where one is read, is fitted here.
-    """
-    option = {"items": "standard"}.get(kind, kind)
-    keys = vars(settings_of("evaluate", outputs, *overrides, f"eval={option}").eval)
-    small = [f"eval.{key}={value}" for key, value in LITTLE.items() if key in keys]
-    if "reverse_map" in keys:
-        small.append(f"eval.reverse_map={run('train', outputs, *overrides, 'pair.reverse=true')}")
-    return [f"eval={option}", *small]
-
-
 @pytest.mark.parametrize("kind", EVALUATIONS)
 @pytest.mark.parametrize("text", ["toy", "text"])
 def test_every_kind_of_evaluation_reads_its_own_split_alone(
     kind: str, text: str, fitted: tuple[Path, dict[str, list[str]]], read: Read
 ) -> None:
     outputs, overrides = fitted[0], fitted[1][text]
-    fit, asked = run("train", outputs, *overrides), little(kind, outputs, overrides)
+    fit, asked = run("train", outputs, *overrides), little({"items": "standard"}.get(kind, kind), outputs, overrides)
     if read.keys:  # the map was not there yet
         assert set(read.by_split) == set(CALIBRATION)
     read.by_split.clear()
@@ -242,7 +216,7 @@ def test_every_kind_of_evaluation_reads_its_own_split_alone(
 
 def test_no_evaluation_names_another_split() -> None:
     """Whatever a setting is: the split that an evaluation asks for is written in its code."""
-    files = [*(PACKAGE / "evals").rglob("*.py"), *(PACKAGE / "stages").glob("*.py")]
+    files = [*(PACKAGE / "evals").rglob("*.py"), *(PACKAGE / "experiment" / "stages").glob("*.py")]
     found = {}
     for file in files:
         for node in ast.walk(ast.parse(file.read_text())):
@@ -251,8 +225,8 @@ def test_no_evaluation_names_another_split() -> None:
             if (place := ASKS_FOR_SPLIT.get(node.func.id)) is not None:
                 given = [*node.args[place : place + 1], *(k.value for k in node.keywords if k.arg == "split")]
                 found.setdefault(file.relative_to(PACKAGE).as_posix(), []).append([ast.unparse(one) for one in given])
-    assert found.pop("stages/calibrate.py") == [["split"], ["split"]]
-    assert found.pop("stages/train_network.py") == [["text"], ["split"]]
+    assert found.pop("experiment/stages/calibrate.py") == [["split"], ["split"]]
+    assert found.pop("experiment/stages/train_network.py") == [["text"], ["split"]]
     assert found
     assert {split for calls in found.values() for call in calls for split in call} == {"'evaluation'"}
     assert all(len(call) == 1 for calls in found.values() for call in calls)

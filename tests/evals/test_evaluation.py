@@ -13,11 +13,13 @@ import pytest
 import torch
 
 from kvxfer.errors import KvxferError
-from kvxfer.evals.conditions import HANDED, OWN, given_conditions, mapped_conditions, own_conditions
+from kvxfer.evals.conditions import HANDED, OWN, Controls, given_conditions, mapped_conditions, own_conditions
 from kvxfer.evals.scoring import score
 from kvxfer.experiment.stages.baseline import ask
+from kvxfer.handoff.transfer import Transfer
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import CacheMap
+from kvxfer.maps.random_weights import random_twin
 from kvxfer.models.pair import load_pair
 from kvxfer.report.writing import terminal_table, validate_results
 from kvxfer.toy.recipe import RECIPES, build_model, save
@@ -92,14 +94,16 @@ def test_shared_baselines_change_no_number(done, overrides):
     settings = settings_of("evaluate", outputs, *overrides)
     pair = load_pair(settings.pair)
     asked = ask(settings, pair)
-    mapper = Mapper(CacheMap.load(outputs / "train" / results["map"]["run_id"]), pair=pair)
+    cache_map = CacheMap.load(outputs / "train" / results["map"]["run_id"])
+    twin = random_twin(cache_map, pair.target.geometry.kv_heads)
+    transfer, random = (Transfer(pair, Mapper(each, pair=pair), settings.plan) for each in (cache_map, twin))
     items = {item["id"]: item for item in results["items"]}
     with torch.inference_mode():
         for batch in asked.batches:
             prepared = {
                 **own_conditions(pair, batch.prompt, batch.context),
                 **given_conditions(pair, settings.plan, batch.prompt),
-                **mapped_conditions(pair, mapper, settings.plan, batch.prompt, batch.donors),
+                **mapped_conditions(transfer, batch.prompt, Controls(batch.donors, random)),
             }
             for name, one in prepared.items():
                 for item, scored in zip(batch.items, score(one, batch.items, asked.stop), strict=True):
@@ -131,10 +135,10 @@ def test_the_mapped_cache_alone_scores_the_same(done, overrides):
     validate_results(alone)
     assert alone["tables"] == {}
     for item, full in zip(alone["items"], results["items"], strict=True):
-        assert set(item["nats"]) == CONDITIONS - {"mapped_all", "wrong_donor"}
+        assert set(item["nats"]) == CONDITIONS - {"mapped_all", "wrong_donor", "random_map"}
         assert item["nats"] == {name: full["nats"][name] for name in item["nats"]}
         assert item["generated"] == {}
-    assert terminal_table(alone).row_count == len(CONDITIONS) - 2
+    assert terminal_table(alone).row_count == len(CONDITIONS) - 3
 
 
 def test_conditions_go_unsaid_in_the_id_of_a_full_evaluation(done):

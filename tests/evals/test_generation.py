@@ -15,6 +15,7 @@ from kvxfer.evals.conditions import mapped_conditions
 from kvxfer.evals.decoding import CONDITIONS, Decoded, Decoder, gumbel
 from kvxfer.evals.divergence import summarise_decoding
 from kvxfer.evals.items import EvalSpec, Item, toy_items
+from kvxfer.handoff.transfer import Transfer
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.blocks import DESIGNS
 from kvxfer.maps.plan import Plan
@@ -35,7 +36,7 @@ def asked(pair: Pair, stories: int = 3) -> list[Item]:
 
 
 def decode(pair: Pair, mapper: Mapper, batch_size: int = 4, samples: int = 2) -> dict[str, Decoded]:
-    return Decoder(5, samples, 1.0, 0).decode(pair, mapper, PLAN, asked(pair), batch_size, lambda n: None)
+    return Decoder(5, samples, 1.0, 0).decode(Transfer(pair, mapper, PLAN), asked(pair), batch_size, lambda n: None)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +86,7 @@ def test_kl_is_that_of_a_plain_loop_along_the_ceiling_s_tokens(tiny_pair: Pair) 
     assert found["ceiling"].samples.shape == (6, 0, 5)
     for n, item in enumerate(items):
         prompt = torch.tensor([item.prompt])
-        text, past = prompt, mapped_conditions(tiny_pair, mapper, PLAN, prompt, prompt, ("mapped",))["mapped"].past
+        text, past = prompt, mapped_conditions(Transfer(tiny_pair, mapper, PLAN), prompt)["mapped"].past
         for step in range(5):
             p = tiny_pair.target.logits(text)[0, -1].double().softmax(0)
             tail = text[:, prompt.shape[1] - 1 :]

@@ -13,9 +13,10 @@ import pytest
 from kvxfer.errors import KvxferError
 from kvxfer.evals.multiturn import Multiturn, summarise_pattern
 from kvxfer.evals.turns import DOWN, LARGE, PATTERNS, SMALL, UP, Handed, Stage, play, toy_talks
-from kvxfer.handoff.conversation import Direction
+from kvxfer.handoff.transfer import Transfer
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.blocks import DESIGNS
+from kvxfer.maps.plan import Plan
 from kvxfer.models.pair import Pair
 from kvxfer.report.rendering import render
 from kvxfer.toy.world import VOCABULARY
@@ -27,9 +28,8 @@ pytestmark = pytest.mark.draws
 SMALL_RUN = ["eval=multiturn", "eval.turns=3", "eval.stories=4", "eval.batch_size=3"]
 
 
-def stage(pair: Pair, up: Direction, down: Direction, max_hops: int | None = None, exact_first: int = 4) -> Stage:
-    models = {SMALL: pair.source, LARGE: pair.target}
-    return Stage(models, {UP: up, DOWN: down}, exact_first, 1, max_hops)
+def stage(pair: Pair, up: Transfer, down: Transfer, max_hops: int | None = None) -> Stage:
+    return Stage({SMALL: pair.source, LARGE: pair.target}, {UP: up, DOWN: down}, max_hops)
 
 
 def played(on: Stage, pair: Pair) -> tuple[list[dict[str, Any]], dict[str, list[Handed]]]:
@@ -44,8 +44,8 @@ def done(tiny_folders: tuple[Path, Path], tmp_path_factory: pytest.TempPathFacto
 
 def test_nothing_drifts_where_the_map_loses_nothing(tiny_pair: Pair) -> None:
     same = replace(tiny_pair, source=tiny_pair.target)
-    exact = Direction(same, Mapper(identity_map(same)))
-    records, handed = played(stage(same, exact, exact, exact_first=0), same)
+    exact = Transfer(same, Mapper(identity_map(same)), Plan("all", 0))
+    records, handed = played(stage(same, exact, exact), same)
     assert [given.hops for given in handed["ping_pong"]] == [0, 1, 2, 3]
     for record in records:
         for pattern in PATTERNS:
@@ -54,7 +54,7 @@ def test_nothing_drifts_where_the_map_loses_nothing(tiny_pair: Pair) -> None:
 
 
 def test_nothing_drifts_where_nothing_is_mapped(tiny_pair: Pair) -> None:
-    lost = [direction(pair, DESIGNS["same"]) for pair in (tiny_pair, tiny_pair.reversed())]
+    lost = [direction(pair, DESIGNS["same"], 4) for pair in (tiny_pair, tiny_pair.reversed())]
     records, handed = played(stage(tiny_pair, *lost, max_hops=0), tiny_pair)
     answering = {"up": [LARGE] * 4, "down": [SMALL] * 4, "ping_pong": [SMALL, LARGE] * 2}
     for pattern, names in answering.items():
@@ -69,7 +69,7 @@ def test_nothing_drifts_where_nothing_is_mapped(tiny_pair: Pair) -> None:
 
 
 def test_only_what_the_answering_model_did_not_read_is_mapped(tiny_pair: Pair) -> None:
-    maps = [direction(pair, DESIGNS["previous"]) for pair in (tiny_pair, tiny_pair.reversed())]
+    maps = [direction(pair, DESIGNS["previous"], 4) for pair in (tiny_pair, tiny_pair.reversed())]
     _, handed = played(stage(tiny_pair, *maps), tiny_pair)
     # A turn is 16 words and a question of two, of which the last is held back, then an answer and its dot.
     assert [given.tokens for given in handed["up"]] == [17, 37, 57, 77]

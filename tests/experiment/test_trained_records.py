@@ -12,8 +12,6 @@ from kvxfer.fitting.trained.specs import TrainerSpec
 from kvxfer.models.pair import Pair
 from tests.trainings import TRAINER, Told, fit
 
-pytestmark = pytest.mark.usefixtures("no_drawing")
-
 
 def log(pair: Pair, work: Path, trainer: TrainerSpec = TRAINER) -> Told:
     """What a short training tells."""

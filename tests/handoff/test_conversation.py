@@ -31,9 +31,9 @@ def opened(
     pair: Pair, features: Features = PREVIOUS, exact_first: int = 0, max_hops: int | None = None
 ) -> Conversation:
     """Small and large, with a map in each direction."""
-    directions = {("small", "large"): direction(pair, features)}
-    directions["large", "small"] = direction(pair.reversed(), features)
-    return Conversation({"small": pair.source, "large": pair.target}, directions, exact_first, max_hops)
+    transfers = {("small", "large"): direction(pair, features, exact_first)}
+    transfers["large", "small"] = direction(pair.reversed(), features, exact_first)
+    return Conversation({"small": pair.source, "large": pair.target}, transfers, max_hops)
 
 
 def ping_pong(talk: Conversation, pieces: tuple[int, ...]) -> None:
@@ -59,7 +59,7 @@ def test_piece_by_piece_equals_mapping_the_whole_at_once(tiny_pair: Pair, featur
         talk.append(tokens(count, talk.tokens))
         talk.read("small")
         talk.receive("large", "small")
-    mapper = talk.directions["small", "large"].mapper
+    mapper = talk.transfers["small", "large"].mapper
     content = tiny_pair.content("source", read_source(tiny_pair, talk.ids, mapper.extras))
     whole = tiny_pair.rotated("target", mapper.map(content, talk.ids))
     held = talk.held("large")
@@ -101,7 +101,7 @@ def test_a_token_after_the_receiver_s_own_is_mapped_with_the_sender_s_one_before
     talk = opened(tiny_pair)
     ping_pong(talk, (6, 4, 5))
     talk.receive("large", "small")
-    sender, receiver, up = talk.held("small"), talk.held("large"), talk.directions["small", "large"]
+    sender, receiver, up = talk.held("small"), talk.held("large"), talk.transfers["small", "large"]
     assert sender.kv is not None
     assert receiver.kv is not None
     content = tiny_pair.content("source", sender.kv)
@@ -145,10 +145,10 @@ def test_no_hops_is_every_model_s_own_prefill(tiny_pair: Pair) -> None:
 
 def chain(pair: Pair, features: Features, max_hops: int | None = None) -> Conversation:
     """Three models in a row: what the last one gets was mapped twice."""
-    directions = {("first", "second"): direction(pair, features)}
-    directions["second", "third"] = direction(pair.reversed(), features)
+    transfers = {("first", "second"): direction(pair, features)}
+    transfers["second", "third"] = direction(pair.reversed(), features)
     models = {"first": pair.source, "second": pair.target, "third": pair.source}
-    talk = Conversation(models, directions, 0, max_hops)
+    talk = Conversation(models, transfers, max_hops)
     talk.append(tokens(6))
     talk.read("first")
     talk.receive("second", "first")

@@ -45,7 +45,7 @@ def tensors(kv: KV) -> list[torch.Tensor]:
 @pytest.mark.parametrize("plan", [Plan("sinks", 4, 1), Plan("all", 0, 3), Plan("mostly exact", 50, 2)])
 def test_what_is_evaluated_is_what_is_timed(tiny_pair, prompt, features, plan):
     mapper = random_mapper(tiny_pair, features)
-    prepared = mapped_conditions(tiny_pair, mapper, plan, prompt, prompt, ("mapped",))["mapped"]
+    prepared = mapped_conditions(Transfer(tiny_pair, mapper, plan), prompt)["mapped"]
     seen: list[KV] = []
     target = tiny_pair.target
 
@@ -63,24 +63,6 @@ def test_what_is_evaluated_is_what_is_timed(tiny_pair, prompt, features, plan):
     assert torch.allclose(best[:, 0], everything, atol=1e-5)
 
 
-def test_the_conditions_call_the_transfer_and_nothing_else_maps(tiny_pair, prompt, monkeypatch):
-    called: list[str] = []
-    carry = Transfer.carry
-
-    def watched(self: Transfer, source: object, head: torch.Tensor, *rest: object) -> KV:
-        called.append("carry")
-        return carry(self, source, head, *rest)
-
-    monkeypatch.setattr(Transfer, "carry", watched)
-    plan = Plan("sinks", 4, 1)
-    mapper = random_mapper(tiny_pair, "same")
-    mapped_conditions(tiny_pair, mapper, plan, prompt, prompt.flip(0))
-    assert called == ["carry", "carry"]  # the prompt, and the donors
-    transfer = Transfer(tiny_pair, mapper, plan)
-    transfer.first_token(transfer.read(transfer.split(prompt)[0]), prompt)
-    assert called == ["carry", "carry", "carry"]
-
-
 def test_every_step_is_told_in_its_order(tiny_pair, prompt):
     transfer = Transfer(tiny_pair, random_mapper(tiny_pair, "same"), Plan("sinks", 4, 3))
     steps: list[str] = []
@@ -96,3 +78,28 @@ def test_the_source_may_go_on_after_its_cache_was_handed_over(tiny_pair, prompt)
     transfer.first_token(running, prompt)
     after = tensors(tiny_pair.source.export(running))
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize("features", ["same", "previous", "hidden"])
+@pytest.mark.parametrize(("start", "stop"), [(0, 7), (5, 6), (1, 20), (13, 20)])
+def test_a_span_is_that_of_the_whole(tiny_pair, prompt, features, start, stop):
+    transfer = Transfer(tiny_pair, random_mapper(tiny_pair, features), Plan("sinks", 4, 1))
+    cache = transfer.prefill(prompt)
+    whole = transfer.span(cache, prompt)
+    part, content = transfer.span_and_content(cache, prompt, start, stop)
+    for one, other in zip(tensors(part), tensors(whole.span(start, stop)), strict=True):
+        assert torch.allclose(one, other, atol=1e-5, rtol=1e-4)
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(tensors(part), tensors(tiny_pair.rotated("target", content, start)), strict=True)
+    )
+    # Nothing of what follows is looked at.
+    short = transfer.span(cache.span(0, stop), prompt[:, :stop], start)
+    assert all(torch.equal(a, b) for a, b in zip(tensors(short), tensors(part), strict=True))
+
+
+def test_the_whole_is_what_the_map_gives_bit_for_bit(tiny_pair, prompt):
+    transfer = Transfer(tiny_pair, random_mapper(tiny_pair, "previous"), Plan("sinks", 4, 1))
+    cache = transfer.prefill(prompt)
+    wanted = tiny_pair.rotated("target", transfer.mapper.map(tiny_pair.content("source", cache), prompt))
+    assert all(torch.equal(a, b) for a, b in zip(tensors(transfer.span(cache, prompt)), tensors(wanted), strict=True))

@@ -34,6 +34,5 @@ def test_wrong_values_are_named(options: dict[str, int], key: str) -> None:
 
 def test_variants_change_one_thing() -> None:
     plan = Plan(exact_first=7, hold_back=3)
-    assert plan.mapping_everything() == Plan("all", 0, 3)
     assert plan.holding_back(9) == Plan("sinks", 7, 9)
     assert Plan() == Plan("sinks", 4, 1)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from kvxfer.errors import KvxferError
 from kvxfer.evals.conditions import Prepared, mapped_conditions
+from kvxfer.handoff.transfer import Transfer
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.plan import Plan
 from kvxfer.models.pair import Pair
@@ -55,7 +56,7 @@ class Handover:
             return Prepared(self.pair.target, None, contexts)
         if self.condition == "mapped":
             assert self.mapper is not None
-            return mapped_conditions(self.pair, self.mapper, self.plan, contexts, contexts, ("mapped",))["mapped"]
+            return mapped_conditions(Transfer(self.pair, self.mapper, self.plan), contexts)["mapped"]
         own = self.pair.target.prefill(contexts[:, :stop])
         past = own.zeros() if self.condition == "floor" else own
         return Prepared(self.pair.target, past, contexts[:, stop:])

@@ -100,7 +100,7 @@ class Latency(Evaluation):
             outside = figures_for(self.vllm, known, lengths, target.whole, about["peak_flops"])
         more = _more_layers(subject)
         load = [seconds * more["target"] for seconds in _loads(subject)]
-        transfer = Transfer(pair, subject.mapper, subject.plan)
+        transfer = subject.transfer
         points = []
         with progress("latency", len(lengths) * len(batches) * (self.repeats + self.warmup), "rounds") as advance:
             for length in lengths:

@@ -87,7 +87,7 @@ def _without_layers(transfer: Transfer, prompt: Int[Tensor, "batch prompt"]) -> 
     angles = {"strip": source, "restore": target}
     found = {f"base_{step}": watch.of(lambda: model.cos_sin(head.shape[1])) for step, model in angles.items()}  # noqa: B023
     with source.without_layers(), target.without_layers():
-        found["base_source"] = watch.of(lambda: source.begin(head, hidden=transfer.reads_hidden))
+        found["base_source"] = watch.of(lambda: source.begin(head, hidden=transfer.mapper.needs_hidden))
         found["base_target"] = watch.of(lambda: target.next_token(target.inject(None), prompt))
         first = min(transfer.plan.exact_first, head.shape[1])
         found["base_exact"] = watch.of(lambda: target.begin(head[:, :first])) if first else 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from kvxfer.evals.conditions import MAPPED, Prepared, mapped_conditions
+from kvxfer.evals.conditions import Controls, Prepared, mapped_conditions
 from kvxfer.evals.fit_check import FEWEST_TOKENS, check_fit
 from kvxfer.evals.full import FullSpec
 from kvxfer.evals.items import Batch, EvalSpec
@@ -27,9 +28,11 @@ from kvxfer.experiment.stages.full import full
 from kvxfer.experiment.stages.measure import measure
 from kvxfer.experiment.stages.random_map import refuse_random
 from kvxfer.files import read_json
+from kvxfer.handoff.transfer import Transfer
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import CacheMap
 from kvxfer.maps.plan import Plan
+from kvxfer.maps.random_weights import random_twin
 from kvxfer.models.ancestry import find_ancestry
 from kvxfer.models.pair import Load, Pair, load_pair
 from kvxfer.progress import progress
@@ -100,11 +103,16 @@ def _evaluate(settings: EvaluateSettings, run: Run, cache_map: CacheMap, directo
     asked = ask(settings, pair)
     baselines = find_baselines(settings, pair, asked)
     mapper = Mapper(cache_map, pair.target.device, pair=pair)
-    wanted = MAPPED if settings.items.conditions == "all" else ("mapped",)
+    random = None
+    if settings.items.conditions == "all":
+        random = Mapper(random_twin(cache_map, pair.target.geometry.kv_heads), pair.target.device, pair=pair)
 
     def score(plan: Plan, known: Records) -> Records:
+        transfer = Transfer(pair, mapper, plan)
+
         def conditions(batch: Batch) -> dict[str, Prepared]:
-            return mapped_conditions(pair, mapper, plan, batch.prompt, batch.donors, wanted)
+            controls = None if random is None else Controls(batch.donors, replace(transfer, mapper=random))
+            return mapped_conditions(transfer, batch.prompt, controls)
 
         return evaluate_items(asked.batches, conditions, asked.stop, advance, baselines=known)
 

@@ -17,7 +17,7 @@ from kvxfer.experiment.settings import EvaluateSettings
 from kvxfer.experiment.stages.describing import describe_map, evaluated_corpus, evaluation_loggers
 from kvxfer.experiment.stages.finding import find_reverse
 from kvxfer.files import read_json
-from kvxfer.handoff.conversation import Direction
+from kvxfer.handoff.transfer import Transfer
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import CacheMap
 from kvxfer.models.hf import resolve_device
@@ -126,15 +126,15 @@ def subject_of(
         settings.corpus,
         settings.domains,
         settings.outputs,
-        None if reverse is None else _reverse(pair, reverse),
+        None if reverse is None else _reverse(settings, pair, reverse),
     )
 
 
-def _reverse(pair: Pair, directory: Path) -> Direction:
+def _reverse(settings: EvaluateSettings, pair: Pair, directory: Path) -> Transfer:
     """The other direction, of the models that are loaded already."""
     other, cache_map = pair.reversed(), CacheMap.load(directory)
     cache_map.require(other.describe())
-    return Direction(other, Mapper(cache_map, other.target.device, pair=other))
+    return Transfer(other, Mapper(cache_map, other.target.device, pair=other), settings.plan)
 
 
 def _log(out: RunLogger, results: dict[str, Any], work: Path) -> None:

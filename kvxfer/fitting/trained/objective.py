@@ -109,7 +109,7 @@ class Objective:
                 "leaves nothing mapped or nothing that follows: raise corpus.length or lower corpus.skip_first"
             )
         found = KV([x.float() for x in mapped.keys], [x.float() for x in mapped.values])
-        return self._rotated(KV.join([_own(batch).span(0, self.exact), found.span(self.exact, tokens)]))
+        return self._rotated(found.starting_with(_own(batch).span(0, self.exact)))
 
     def _rotated(self, content: KV) -> KV:
         cos, sin = (angles.to(content.keys[0].device) for angles in self.pair.target.cos_sin(content.tokens))
@@ -118,7 +118,7 @@ class Objective:
 
     def _handed(self, batch: Activations, cache: KV, split: int) -> KV:
         """The cache with the continuation's own keys and values."""
-        return KV.join([cache.span(0, split), self._rotated(_own(batch)).span(split, cache.tokens)])
+        return self._rotated(_own(batch)).starting_with(cache.span(0, split))
 
     def _followed(self, batch: Activations, cache: KV, split: int) -> Followed:
         """What the target makes of the continuation over the mapped prefix."""

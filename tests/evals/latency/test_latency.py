@@ -103,13 +103,13 @@ def test_the_cost_of_calibration_and_fit_comes_from_their_runs(data, done):
 
 def test_what_is_timed_is_the_transfer_that_evaluations_use(tiny_pair, monkeypatch):
     called: list[str] = []
-    carry = Transfer.carry
+    span = Transfer.span
 
-    def watched(self: Transfer, *given: object) -> object:
-        called.append("carry")
-        return carry(self, *given)
+    def watched(self: Transfer, *given: object, **options: object) -> object:
+        called.append("span")
+        return span(self, *given, **options)
 
-    monkeypatch.setattr(Transfer, "carry", watched)
+    monkeypatch.setattr(Transfer, "span", watched)
     spec = settings_of("evaluate", Path("."), "pair=geometry", "solver.k=2", "plan.hold_back=3")
     mapper = Mapper(random_map(tiny_pair, spec.solver, {}), pair=tiny_pair)
     clocked = clock(Transfer(tiny_pair, mapper, spec.plan), 16, 2, 3, 1, 0, lambda n: None)

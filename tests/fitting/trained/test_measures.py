@@ -16,6 +16,7 @@ from kvxfer.fitting.trained.activations import Activations, ActivationStore
 from kvxfer.fitting.trained.measures import Measures, Spread
 from kvxfer.fitting.trained.objective import Objective
 from kvxfer.fitting.trained.specs import Trained
+from kvxfer.handoff.transfer import Transfer
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.blocks import DESIGNS
 from kvxfer.maps.plan import Plan
@@ -33,7 +34,8 @@ class Given(Mapper):
     """A mapper that gives what it was made with."""
 
     def __init__(self, content: KV) -> None:
-        self.content, self.extras = content.apply(torch.detach), ()
+        self.content = content.apply(torch.detach)
+        self.lookback, self.needs_hidden = 0, False
 
     def map(self, content: KV, ids: Tensor | None = None) -> KV:
         return self.content
@@ -63,7 +65,7 @@ def test_divergence_and_cosine_are_those_of_the_diagnostics(family: str) -> None
     content = disturbed(batch)
     found = measured(pair, batch, content)
     # The evaluation leaves out the last token of the answer, whose successor it does not know.
-    wanted = Diagnosis(pair, Given(content), Plan("plan", exact_first=EXACT, hold_back=1))
+    wanted = Diagnosis(Transfer(pair, Given(content), Plan("plan", exact_first=EXACT, hold_back=1)))
     answer = torch.cat([batch.ids[:, SPLIT + 1 :], batch.ids[:, :1]], dim=1)
     wanted.add(batch.ids[:, : SPLIT + 1], answer)
     scores = wanted.predictions["mapped"].summary(["a", "b", "c"])

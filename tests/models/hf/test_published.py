@@ -112,7 +112,7 @@ def test_a_random_map_runs_whatever_it_reads(tiny_pair, features):
     made = random_map(tiny_pair, Ridge(k=2, features=DESIGNS[features]), {"pair": tiny_pair.describe()})
     transfer = Transfer(tiny_pair, Mapper(made, pair=tiny_pair), Plan())
     ids = torch.arange(5, 13)[None]
-    mapped = transfer.mapped(ids)
+    mapped = transfer.span(transfer.prefill(ids), ids)
     assert (mapped.layers, mapped.tokens) == (3, 8)
     assert made.flops_per_token > 0
 
