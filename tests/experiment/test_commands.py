@@ -127,8 +127,9 @@ def test_a_sweep_is_one_group_from_one_calibration_and_goes_on_where_it_was_kill
     tiny_folders, tmp_path, monkeypatch, command
 ):
     keep_wandb(monkeypatch, tmp_path)
-    monkeypatch.chdir(tmp_path)
-    sweep = [*without_solver(toy_models(tiny_folders)), "pair.device=cpu", "penalty.lam=1e-5,1e-1", "solver.k=1,2"]
+    # W&B's service of this process may run elsewhere: it needs the whole path.
+    places = ["pair.device=cpu", f"paths.outputs={tmp_path / 'outputs'}"]
+    sweep = [*without_solver(toy_models(tiny_folders)), *places, "penalty.lam=1e-5,1e-1", "solver.k=1,2"]
     done = command("train", sweep, "-m")
     assert done.returncode == 0, done.stderr
     maps = sorted(p for p in (tmp_path / "outputs" / "train").iterdir() if not p.name.startswith("."))
