@@ -290,7 +290,6 @@ def test_ids_know_what_was_asked_and_nothing_else(tiny_pair: Pair, tmp_path: Pat
     assert {key for key, value in plain.items() if value is None} == unread
     assert "checkpoint_minutes" not in plain
     assert name() == name(selection_rows=3) == name(weight_clip=3.0)
-    assert name(keep_layers=1, selection_rows=10) == name(keep_layers=1, selection_rows=64)
     asked = [{"keep_layers": 1}, {"keep_layers": 2}, {"keep_layers": 1, "selection_rows": 3}, {"weights": "attention"}]
     asked.append({"weights": "attention", "weight_clip": 3.0})
     assert len({name(), *(name(**options) for options in asked)}) == 6
