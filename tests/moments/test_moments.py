@@ -268,11 +268,6 @@ def test_what_one_target_layer_reads(features: Features, kept: Any) -> None:
             assert torch.equal(own.variance_target([(layer, kind)]), everything.variance_target([(layer, kind)]))
 
 
-def test_a_layout_of_all_layers_is_written_as_before() -> None:
-    layout = make_samples(DESIGNS["both"]).layout
-    assert set(layout.to_dict()) == {"blocks", "widths", "outputs", "products", "targets", "heads", "dim"}
-
-
 def test_single_source_layers_need_no_products_with_others() -> None:
     samples = make_samples(DESIGNS["both"], tokens=256).whole()
     single = replace(samples, layout=samples.layout.singles()).moments()
