@@ -27,7 +27,7 @@ from torch import Tensor
 from kvxfer.fitting.closed import Ridge, Splits
 from kvxfer.fitting.closed.design import Design
 from kvxfer.fitting.closed.engine import Engine
-from kvxfer.fitting.closed.penalties import Isotropic
+from kvxfer.fitting.dials import Isotropic
 from kvxfer.maps.blocks import DESIGNS, KINDS, Block, Output
 from kvxfer.moments.moments import Layout, Moments
 

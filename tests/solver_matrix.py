@@ -10,8 +10,7 @@ import pytest
 from torch import Tensor
 
 from kvxfer.fitting.closed import Auto, HeadLocal, Ridge, Solver, Weighted
-from kvxfer.fitting.closed.penalties import Attention, Isotropic, Penalty
-from kvxfer.fitting.closed.ranks import Full, Rank, Reduced
+from kvxfer.fitting.dials import Attention, Full, Isotropic, Penalty, Rank, Reduced
 from kvxfer.maps.blocks import DESIGNS, Features
 from kvxfer.moments.query_metric import Metric
 from tests.samples import reference_map

@@ -17,6 +17,7 @@ from typing import Any
 
 from kvxfer.errors import KvxferError
 from kvxfer.files import RECORD, read_json, write_text
+from kvxfer.report.schema import SCHEMA as RESULTS_SCHEMA
 
 SCHEMA = 1
 DECIMALS = 5
@@ -72,15 +73,15 @@ def _evaluations(outputs: Path, wanted: Wanted) -> Iterator[tuple[Json, Json]]:
     members = None if wanted.group is None else _members(outputs, wanted.group)
     for record in sorted((outputs / "evaluate").glob(f"[!.]*/{RECORD}")):
         run = read_json(record)
-        if "kind" in run["config"]["eval"]:
+        if run["config"]["eval"].get("kind", "items") != "items":
             continue  # it asks no items
         identifier, option = run["run_id"], run["config"]["eval"]["name"]
         if wanted.eval not in (None, option, identifier) or (members is not None and identifier not in members):
             continue
         results = read_json(record.with_name("results.json"))
-        if wanted.pair not in (None, results["pair"]["name"]):
+        if results.get("kind", "items") != "items" or wanted.pair not in (None, results["pair"]["name"]):
             continue
-        if "baseline" not in results["provenance"]["inputs"]:
+        if results["schema"] != RESULTS_SCHEMA:
             raise KvxferError(f"{record.parent} is of an earlier version: evaluate it again with force=true")
         yield run, results
 
@@ -128,7 +129,7 @@ def _scores(items: Sequence[Json], condition: str) -> Json:
 
 def _map(outputs: Path, run: Json, results: Json, baseline: Json) -> Json:
     """One map: settings, cost, diagnostics, scores and where all of it came from."""
-    items, inputs = results["items"], results["provenance"]["inputs"]
+    items, inputs = results["data"]["items"], results["provenance"]["inputs"]
     if [item["id"] for item in items] != baseline["items"]["id"]:
         raise KvxferError(f"evaluation {run['run_id']} has other items than its baselines: evaluate with force=true")
     train = outputs / "train" / inputs["train"]
@@ -193,9 +194,10 @@ def _trained(train: Path, manifest: Json, fitted: Json) -> Json:
 
 def _calibrated(settings: Json, manifest: Json) -> Json:
     """What a calibration was told, beyond its text, that changes this map; nothing where that is the default."""
-    found = {key: settings[key] for key, usual in (("layers", "all"), ("stride", 1)) if settings[key] != usual}
-    if "keep_layers" in settings:
-        found["keep_layers"], rows, _ = settings["keep_layers"]
+    found = {key: settings[key] for key, usual in (("layers", None), ("stride", 1)) if settings[key] != usual}
+    if settings["keep_layers"] is not None:
+        rows = settings["selection_rows"]
+        found |= {"keep_layers": settings["keep_layers"]}
         found |= {"selection_rows": rows} if rows != USUAL["selection_rows"] else {}
     if "weights" in manifest and manifest["weights"]["clip"] != USUAL["weight_clip"]:
         found["weight_clip"] = manifest["weights"]["clip"]

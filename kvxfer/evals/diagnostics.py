@@ -3,53 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from kvxfer.errors import KvxferError
-from kvxfer.evals.evaluation import Data, Evaluation, Subject
+from kvxfer.evals.evaluation import Evaluation, Subject
 from kvxfer.evals.fit_check import recorded_r2
 from kvxfer.evals.inside_target import Diagnosis, Predictions, Ratios
+from kvxfer.evals.specs import DiagnosticsSpec
 from kvxfer.evals.statistics import paired_difference
 from kvxfer.maps.blocks import KINDS
 from kvxfer.progress import progress
-from kvxfer.report.correlations import MEASURES, correlate
-from kvxfer.report.diagnostics import FIGURES, correlation_table, domains_table, figures_of, layers_table
-from kvxfer.report.tables import interval, number, p_text, percent
-from kvxfer.report.verdict import Outcome, Verdict, outcome
 from kvxfer.text.corpus import CorpusSpec, load_rows
 
 
 @dataclass(frozen=True)
-class Diagnostics(Evaluation):
-    """``eval=diagnostics``: rows of ``prefix`` mapped tokens and the ``scored`` tokens after them.
-
-    ``prefix`` is in tokens; None means the length of the rows that the map was calibrated on. A forward pass holds as
-    many rows as ``batch_tokens`` tokens make up, and one at least.
-    """
-
-    kind = "diagnostics"
-    heading = "Diagnostics"
-    version = 2
-
-    prefix: int | None = None
-    scored: int = 64
-    rows: int = 32
-    domains: tuple[str, ...] = ()
-    batch_tokens: int = 4096
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for key, least in (("scored", 1), ("rows", 2), ("batch_tokens", 1), ("seed", 0)):
-            if getattr(self, key) < least:
-                raise KvxferError(f"eval.{key}={getattr(self, key)} must be {least} or more")
-        if self.prefix is not None and self.prefix < 2:
-            raise KvxferError(f"eval.prefix={self.prefix} must be 2 tokens or more, or null")
+class Diagnostics(DiagnosticsSpec, Evaluation):
+    """``eval=diagnostics``: what it measures."""
 
     def measure(self, subject: Subject) -> dict[str, Any]:
-        """Every domain's diagnostics, and how those of all maps so far go with what the maps are worth."""
+        """Every domain's diagnostics, and what they are of (``asked``), by which those of other maps are like them."""
         prefix = self.prefix or subject.calibrated_length
         if prefix is None:
             raise KvxferError(
@@ -64,12 +38,10 @@ class Diagnostics(Evaluation):
         own = domains[0]
         # By content: other seeds, paths and subsets of a corpus have its name too.
         text = {"text": own["domain"], "sha256": own["sha256"]}
-        asked = {**self.identity(), "prefix": prefix, **text, "plan": [first, prefix - stop]}
-        del asked["domains"], asked["batch_tokens"]
+        asked: dict[str, Any] = {"version": self.version, "scored": self.scored, "rows": self.rows, "seed": self.seed}
+        asked |= {"prefix": prefix, **text, "plan": [first, prefix - stop]}
         recorded = {f"{kind}.{layer}": value for (layer, kind), value in recorded_r2(subject.directory).items()}
-        found = {"asked": asked, "domains": domains, "recorded_r2": recorded}
-        measured = {name: own[name]["value"] for name in MEASURES}
-        return {**found, "correlation": correlate(subject, asked, measured)}
+        return {"asked": asked, "domains": domains, "recorded_r2": recorded}
 
     def _domain(self, subject: Subject, corpus: CorpusSpec, prefix: int) -> dict[str, Any]:
         drawn, length = replace(corpus, seed=corpus.seed + self.seed), prefix + self.scored
@@ -89,55 +61,6 @@ class Diagnostics(Evaluation):
         documents = [keys[-1] for keys in rows.documents]
         about = {"domain": corpus.name, "rows": len(rows), "documents": len(set(documents)), "sha256": rows.digest}
         return {**about, **_summary(found, documents)}
-
-    @classmethod
-    def verdict(cls, data: Data) -> Verdict:
-        """Whose next-token predictions are nearer to the ceiling's on the run's own text: the mapped cache's, or the
-        source's?"""
-        own = data["domains"][0]
-        test, ci = own["kl_test"], own["kl_test"]["ci"]
-        result: Outcome = outcome(test["p"], test["difference"], ci, higher_is_better=False)
-        head = {
-            "better": "The mapped cache predicts the next token as the ceiling does more closely than the source does",
-            "worse": "The mapped cache predicts the next token as the ceiling does less closely than the source does",
-            "none": "It is not shown that the mapped cache predicts the next token more as the ceiling does than the "
-            "source does",
-        }[result]
-        mapped, source = own["predictions"]["mapped"], own["predictions"]["source"]
-        said = (
-            f"{head}: KL {number(mapped['kl']['value'])} against {number(source['kl']['value'])} nats per token "
-            f"({number(test['difference'], sign=True)}, 95 % interval {interval(ci, 'number')}, paired t "
-            f"{p_text(test['p'])}), the same first choice in {percent(mapped['agreement']['value'])} against "
-            f"{percent(source['agreement']['value'])}; attention outputs have a mean cosine of "
-            f"{number(own['cosine']['value'])} with the true ones, the worst head's is "
-            f"{number(own['worst_head']['cosine'])} (layer {own['worst_head']['layer']}, head "
-            f"{own['worst_head']['head']})."
-        )
-        kinds: dict[Outcome, Any] = {"better": "beats", "worse": "worse", "none": "none"}
-        return Verdict(kinds[result], head, said)
-
-    @classmethod
-    def sections(cls, data: Data) -> list[str]:
-        """Means by domain, every layer of the run's own text, figures, and the correlations."""
-        lines = [*domains_table(data), *layers_table(data)]
-        for name, title in FIGURES.items():
-            lines += [f"![{title}](figures/{name})", ""]
-        return [*lines, *correlation_table(data["correlation"])]
-
-    @classmethod
-    def metrics(cls, data: Data) -> dict[str, float]:
-        """The means by domain."""
-        return {
-            f"{domain['domain']}/{name}": domain[name]["value"]
-            for domain in data["domains"]
-            for name in MEASURES
-            if domain[name]["value"] is not None
-        }
-
-    @classmethod
-    def figures(cls, data: Data, folder: Path) -> None:
-        """Cosine by layer and head, and R² by layer."""
-        figures_of(data, folder)
 
 
 def _mean(ratios: Ratios, documents: list[str], one_minus: bool = False) -> dict[str, Any]:

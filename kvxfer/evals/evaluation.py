@@ -1,29 +1,40 @@
-"""One evaluation of a map: what it is set to, what it measures, and how a reader is told.
+"""One evaluation of a map: what it is set to, and what it measures.
 
-An evaluation is one small dataclass in a file of its own. Its fields are the keys of its options (``configs/eval``);
-``measure`` gives plain JSON, and everything a reader sees is made from that JSON alone, so that reports of finished
-runs can be made again and set side by side. Questions with answers and text that follows a prefix (``items``) have a
-stage of their own, since their baselines are shared between maps.
+An evaluation is one small class in a file of its own, on top of its settings (``specs``). ``measure`` gives plain
+JSON. All that a reader sees is made from that JSON alone, in ``kvxfer.report``, so that reports of finished runs can be
+made again and set side by side.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from kvxfer.evals.statistics import scored_lists
+from kvxfer.evals.specs import EvaluationSpec
 from kvxfer.handoff.transfer import Transfer
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import CacheMap
 from kvxfer.maps.plan import Plan
 from kvxfer.models.pair import Pair
-from kvxfer.report.verdict import Verdict
 from kvxfer.text.corpus import CorpusSpec
 
 Data = Mapping[str, Any]
+
+
+Shared = Callable[[str, Collection[str], Mapping[str, Any], Callable[[], dict[str, Any]]], dict[str, Any]]
+"""Gives a result that does not depend on the map: its name, the evaluation's fields that do not decide it, what else
+does beside pair, text and plan as plain JSON, and a function that finds it. What was found under that name for these is
+not found again."""
+
+
+def calculate(
+    name: str, unread: Collection[str], asked: Mapping[str, Any], find: Callable[[], dict[str, Any]]
+) -> dict[str, Any]:
+    """A ``Shared`` that remembers nothing."""
+    return find()
 
 
 @dataclass(frozen=True)
@@ -35,8 +46,9 @@ class Subject:
         directory: where the map lies, with what its fit recorded beside it.
         corpus: the run's own text; only its evaluation split is read.
         domains: more texts, as ``eval.domains`` names them.
-        outputs: where other runs are.
         reverse: the handover the other way round, with the map of that direction; None unless ``needs_reverse``.
+        shared: what other evaluations of this pair and text may have found already (``Shared``).
+        fit_seconds: how long the map's calibration and fit took; None where that is unknown.
     """
 
     pair: Pair
@@ -46,8 +58,9 @@ class Subject:
     plan: Plan
     corpus: CorpusSpec
     domains: tuple[CorpusSpec, ...]
-    outputs: Path
     reverse: Transfer | None = None
+    shared: Shared = calculate
+    fit_seconds: float | None = None
 
     @property
     def transfer(self) -> Transfer:
@@ -68,24 +81,8 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Evaluation(ABC):
-    """The base of every evaluation but ``items``.
-
-    ``kind`` is its name in ``kvxfer.evals.kinds``, ``heading`` what a report calls it; ``version`` is raised whenever
-    its numbers may change. One that is ``timed`` asks another question on another machine.
-    """
-
-    kind: ClassVar[str]
-    heading: ClassVar[str]
-    version: ClassVar[int] = 1
-    timed: ClassVar[bool] = False
-
-    name: str
-
-    def identity(self) -> dict[str, Any]:
-        """What decides the numbers, as plain JSON types; the option's name does not."""
-        fields = {key: list(value) if isinstance(value, tuple) else value for key, value in vars(self).items()}
-        return {"kind": self.kind, "version": self.version, **{k: v for k, v in fields.items() if k != "name"}}
+class Evaluation(EvaluationSpec, ABC):
+    """The base of every evaluation."""
 
     def needs_reverse(self, reverse: bool) -> bool:
         """Whether the map of the other direction is needed too; ``reverse`` is the run's ``pair.reverse``."""
@@ -94,33 +91,3 @@ class Evaluation(ABC):
     @abstractmethod
     def measure(self, subject: Subject) -> dict[str, Any]:
         """Everything that was measured, as plain JSON types."""
-
-    @classmethod
-    @abstractmethod
-    def verdict(cls, data: Data) -> Verdict:
-        """What it comes to, in a sentence with its numbers."""
-
-    @classmethod
-    @abstractmethod
-    def sections(cls, data: Data) -> list[str]:
-        """Markdown: tables, what they mean, and the figures by the paths that ``figures`` gives them."""
-
-    @classmethod
-    @abstractmethod
-    def metrics(cls, data: Data) -> dict[str, float]:
-        """The numbers to log, flat."""
-
-    @classmethod
-    def by_task(cls, data: Data) -> dict[str, Mapping[str, Any]]:
-        """The ``conditions`` of every task that has answers, by its name, for the figure of all tasks; none here."""
-        return {}
-
-    @classmethod
-    def paired(cls, data: Data) -> dict[str, list[Mapping[str, Any]]]:
-        """Lists of single items (``paired_item``) by name, on which two runs are tested; here by their nats."""
-        return scored_lists(data)
-
-    @classmethod
-    @abstractmethod
-    def figures(cls, data: Data, folder: Path) -> None:
-        """Draw into ``folder`` (``figures/`` beside the report) as ``<kind>_<name>.png``."""

@@ -1,10 +1,10 @@
-"""What an evaluation asks: prompts with answers to choose from, or text that follows a prefix."""
+"""What is scored: prompts with answers to choose from, or text that follows a prefix."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from jaxtyping import Int64
@@ -12,50 +12,6 @@ from torch import Tensor
 
 from kvxfer.errors import KvxferError
 from kvxfer.text.corpus import CorpusSpec, load_rows, toy_stories
-
-CONDITIONS = ("all", "mapped")
-
-
-@dataclass(frozen=True)
-class EvalSpec:
-    """The fields of the options of kind ``items``."""
-
-    kind: ClassVar[str] = "items"
-
-    name: str = "standard"
-    stories: int = 200
-    questions: int = 5
-    length: int | None = None
-    prefix: int | None = None
-    batch_size: int = 25
-    generate: bool = True
-    choices: int = 0
-    answer: int = 16
-    score_rest: bool = False
-    seed: int = 0
-    conditions: str = "all"
-
-    def __post_init__(self) -> None:
-        if self.conditions not in CONDITIONS:
-            raise KvxferError(f"eval.conditions={self.conditions!r} is neither 'all' nor 'mapped'")
-        if self.choices and self.choices < 2:
-            raise KvxferError(f"eval.choices={self.choices} must be 0 (no questions) or 2 or more continuations")
-        if self.answer < 1:
-            raise KvxferError(f"eval.answer={self.answer} must be 1 token or more")
-        for key, least in (("stories", 2), ("questions", 1), ("batch_size", 2), ("seed", 0)):
-            if getattr(self, key) < least:
-                raise KvxferError(f"eval.{key}={getattr(self, key)} must be {least} or more")
-        if self.length is not None and self.length < 8:
-            raise KvxferError(f"eval.length={self.length} must be 8 tokens or more, or null")
-        if self.prefix is not None and self.prefix < 2:
-            raise KvxferError(f"eval.prefix={self.prefix} must be 2 tokens or more, or null")
-
-    def identity(self) -> dict[str, Any]:
-        """What decides the numbers. All conditions were always scored and go unsaid, as do questions not asked."""
-        left_out = {"conditions"} if self.conditions == "all" else set()
-        left_out |= set() if self.choices else {"choices", "answer"}
-        left_out |= set() if self.choices and self.score_rest else {"score_rest"}
-        return {key: value for key, value in vars(self).items() if key not in left_out}
 
 
 @dataclass(frozen=True)
@@ -97,11 +53,11 @@ class Batch:
     donors: Int64[Tensor, "batch prompt"]
 
 
-def toy_items(spec: EvalSpec, tokenizer: Any, length: int) -> list[Item]:
+def toy_items(tokenizer: Any, length: int, stories: int, questions: int, seed: int) -> list[Item]:
     """Questions about stories that belong to the evaluation split."""
     items = []
-    for story in toy_stories("evaluation", spec.stories, length, spec.seed):
-        for number, question in enumerate(story.questions[: spec.questions]):
+    for story in toy_stories("evaluation", stories, length, seed):
+        for number, question in enumerate(story.questions[:questions]):
 
             def ids(words: tuple[str, ...]) -> tuple[int, ...]:
                 return tuple(tokenizer.convert_tokens_to_ids(list(words)))
@@ -120,12 +76,12 @@ def toy_items(spec: EvalSpec, tokenizer: Any, length: int) -> list[Item]:
     return items
 
 
-def text_items(spec: EvalSpec, corpus: CorpusSpec, tokenizer: Any, length: int) -> list[Item]:
+def text_items(corpus: CorpusSpec, tokenizer: Any, length: int, prefix: int | None = None) -> list[Item]:
     """Rows of the evaluation split, cut in two: the prefix is handed over, the rest is scored.
 
-    A row's document, for statistics, is the first one in it.
+    A row's document, for statistics, is the first one in it. Without ``prefix`` it is half of the row.
     """
-    prefix = length // 2 if spec.prefix is None else spec.prefix
+    prefix = length // 2 if prefix is None else prefix
     if not 2 <= prefix < length:
         raise KvxferError(f"eval.prefix={prefix} must be between 2 and eval.length={length} less one")
     rows = load_rows(corpus, tokenizer, "evaluation", length=length)
@@ -137,30 +93,38 @@ def text_items(spec: EvalSpec, corpus: CorpusSpec, tokenizer: Any, length: int) 
     ]
 
 
-def choice_items(spec: EvalSpec, corpus: CorpusSpec, tokenizer: Any, length: int) -> list[Item]:
-    """Which text follows? ``eval.choices`` continuations of one length: the row's own, and those of other documents.
+def choice_items(
+    corpus: CorpusSpec,
+    tokenizer: Any,
+    length: int,
+    choices: int,
+    answer: int = 16,
+    questions: int = 5,
+    score_rest: bool = False,
+) -> list[Item]:
+    """Which text follows? So many ``choices`` of ``answer`` tokens: the row's own, and those of other documents.
 
-    A row gives ``eval.questions`` of them, at places spread over its second half; the others' continuations are cut at
-    the same place of rows that are spread over the split. With ``eval.score_rest`` the nats are those of the whole rest
-    of the row, as without choices: one cache then gives both measures.
+    A row gives so many ``questions``, at places spread over its second half; the others' continuations are cut at the
+    same place of rows that are spread over the split. With ``score_rest`` the nats are those of the whole rest of the
+    row, as without choices: one cache then gives both measures.
     """
     rows = load_rows(corpus, tokenizer, "evaluation", length=length)
-    first, last = length // 2, length - spec.answer
+    first, last = length // 2, length - answer
     if last < first or last < 2:
-        raise KvxferError(f"eval.answer={spec.answer} does not fit the second half of rows of {length} tokens")
-    step = (last - first) / max(spec.questions - 1, 1)
-    places = sorted({first + round(step * n) for n in range(spec.questions)})
+        raise KvxferError(f"eval.answer={answer} does not fit the second half of rows of {length} tokens")
+    step = (last - first) / max(questions - 1, 1)
+    places = sorted({first + round(step * n) for n in range(questions)})
     items = []
     for n, (tokens, documents) in enumerate(zip(rows.tokens.tolist(), rows.documents, strict=True)):
         others = [row for row in range(len(rows)) if not set(rows.documents[row]) & set(documents)]
-        if len(others) < spec.choices - 1:
+        if len(others) < choices - 1:
             raise KvxferError(
-                f"eval.choices={spec.choices}: only {len(others)} rows are about other documents than row {n}; "
+                f"eval.choices={choices}: only {len(others)} rows are about other documents than row {n}; "
                 "raise corpus.rows.evaluation"
             )
-        drawn = [others[(n + len(others) * k // (spec.choices - 1)) % len(others)] for k in range(spec.choices - 1)]
+        drawn = [others[(n + len(others) * k // (choices - 1)) % len(others)] for k in range(choices - 1)]
         for cut in places:
-            parts = [tuple(rows.tokens[row, cut : cut + spec.answer].tolist()) for row in (n, *drawn)]
+            parts = [tuple(rows.tokens[row, cut : cut + answer].tolist()) for row in (n, *drawn)]
             items.append(
                 Item(
                     id=f"{n}/{cut}",
@@ -168,7 +132,7 @@ def choice_items(spec: EvalSpec, corpus: CorpusSpec, tokenizer: Any, length: int
                     kind=f"{rows.domain}: which text follows",
                     prompt=tuple(tokens[:cut]),
                     context=cut,
-                    answer=tuple(tokens[cut:]) if spec.score_rest else parts[0],
+                    answer=tuple(tokens[cut:]) if score_rest else parts[0],
                     candidates=tuple(parts),
                 )
             )

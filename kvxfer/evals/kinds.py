@@ -1,4 +1,4 @@
-"""The kinds of evaluation beside ``items``: one line each."""
+"""The kinds of evaluation: one line each."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from kvxfer.evals.generation import Generation
 from kvxfer.evals.latency.latency import Latency
 from kvxfer.evals.multiturn import Multiturn
 from kvxfer.evals.perplexity import Perplexity
+from kvxfer.evals.questions import Questions
 
 KINDS: dict[str, type[Evaluation]] = {
-    kind.kind: kind for kind in (Perplexity, Diagnostics, Benchmarks, Generation, Multiturn, Latency)
+    kind.kind: kind for kind in (Questions, Perplexity, Diagnostics, Benchmarks, Generation, Multiturn, Latency)
 }
 """By the ``kind`` that an option names."""

@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from kvxfer.evals.statistics import gap_recovered_nats, paired_difference, ratio_difference
-from kvxfer.report.tables import interval, number, p_text, percent, points
-from kvxfer.report.verdict import outcome
+from kvxfer.evals.statistics import outcome, paired_difference, ratio_difference
 
 Items = Sequence[Mapping[str, Any]]
 
@@ -68,11 +66,6 @@ def compared(points: Sequence[Mapping[str, Any]], calibrated: int | None) -> dic
     return {**about, "reference": reference, "reference_is_calibrated": known, "lengths": found}
 
 
-def by_length(points: Sequence[Mapping[str, Any]], domain: str) -> dict[int, Mapping[str, Any]]:
-    """One domain's points by their prefix."""
-    return {point["prefix"]: point for point in points if point["domain"] == domain}
-
-
 def _row(test: Mapping[str, float | int]) -> dict[str, float | None]:
     return {**{key: float(test[key]) for key in ("difference", "ci_low", "ci_high")}, "p": float(test["t_p"])}
 
@@ -81,58 +74,3 @@ def has_gap(test: Mapping[str, Any]) -> bool:
     """Whether the ceiling is shown to beat the source: only there can a map do so."""
     ci = (test["ci_low"], test["ci_high"])
     return outcome(test["p"], test["difference"], ci, higher_is_better=True) == "better"
-
-
-def shown(test: Mapping[str, Any]) -> float:
-    """The difference where it is shown (p below 0.05, interval without zero), else 0."""
-    if test["p"] is None:
-        return 0.0
-    ci = (test["ci_low"], test["ci_high"])
-    return 0.0 if outcome(test["p"], test["difference"], ci, higher_is_better=True) == "none" else test["difference"]
-
-
-def described(test: Mapping[str, Any], share: bool = False) -> str:
-    """A difference with its interval and p."""
-    if test["difference"] is None:
-        return "no ratio: the gap vanishes in some resamples"
-    ci = (test["ci_low"], test["ci_high"])
-    value = points(test["difference"]) if share else number(test["difference"], sign=True)
-    return f"{value}, 95 % interval {interval(ci, 'percent' if share else 'number')}, {p_text(test['p'])}"
-
-
-def recovered(point: Mapping[str, Any]) -> float | None:
-    """The gap that the mapped cache recovers at one length, in nats."""
-    nats = [point["conditions"][condition]["nats"] for condition in ("mapped", "source", "ceiling")]
-    return gap_recovered_nats(*nats)
-
-
-def length_sentence(domain: Mapping[str, Any], points_by_length: Mapping[int, Mapping[str, Any]]) -> str:
-    """Whether the map holds from the reference length to the longest one, in a domain's own numbers."""
-    start, last = domain["reference"], domain["lengths"][-1]
-    end = last["prefix"]
-    if end == start:
-        return ""
-    if not last["has_gap"]:
-        return (
-            f"After {end} tokens the target itself is not shown to beat the source, so whether the map holds there "
-            "cannot be tested."
-        )
-    calibrated = "the calibrated " if domain["reference_is_calibrated"] else ""
-    found = last["change"]
-    what = {1: "grows", -1: "shrinks"}.get(int(np.sign(shown(found["loss"]))))
-    says = (
-        f"what it loses against the ceiling {what}"
-        if what
-        else "no change of what it loses against the ceiling is shown"
-    )
-    shares = " to ".join(percent(recovered(points_by_length[length])) for length in (start, end))
-    text = (
-        f"From {calibrated}{start} tokens to {end}, {says} ({described(found['loss'])}, nats per token), and the gap "
-        f"recovered goes from {shares} ({described(found['gap_recovered'], share=True)})."
-    )
-    if shown(found["ceiling"]) > 0:
-        text += (
-            f" The target itself gets worse there ({described(found['ceiling'])}): that length tests the target as "
-            "much as the map."
-        )
-    return text

@@ -4,60 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from kvxfer.errors import KvxferError
 from kvxfer.evals.conditions import Prepared, prefix_conditions
-from kvxfer.evals.evaluation import Data, Evaluation, Subject
+from kvxfer.evals.evaluation import Evaluation, Subject
 from kvxfer.evals.items import Batch, Item
-from kvxfer.evals.lengths import by_length, compared, length_sentence
+from kvxfer.evals.lengths import compared
 from kvxfer.evals.prefixes import Ends, same_ends
 from kvxfer.evals.records import evaluate_items
+from kvxfer.evals.specs import PerplexitySpec
 from kvxfer.evals.statistics import summarise
 from kvxfer.progress import progress
-from kvxfer.report.length_figure import lengths_figure
-from kvxfer.report.lengths import changes_table, introduction, levels_table, remarks
-from kvxfer.report.verdict import Verdict, verdict
 from kvxfer.text import toy
 from kvxfer.text.corpus import CorpusSpec
 
 FEWEST_ROWS = 8
 """An automatic length is left out of a text with fewer rows of it (or than ``eval.rows``, if that is less)."""
 
-FIGURE = "perplexity_lengths.png"
-
 
 @dataclass(frozen=True)
-class Perplexity(Evaluation):
-    """``eval=perplexity``: the same last ``scored`` tokens of each row after prefixes of several lengths.
-
-    ``prefixes`` are in tokens; none means the length of the rows that the map was calibrated on, half of it, and eight
-    times it, as far as models and texts allow. A forward pass holds as many rows as ``batch_tokens`` tokens make up,
-    and one at least, so that memory does not grow with the prefix.
-    """
-
-    kind = "perplexity"
-    heading = "Perplexity after a prefix"
-    version = 2  # 1: first; 2: the same scored tokens at every length; raw copy; lengths from the map's calibration
-
-    prefixes: tuple[int, ...] = ()
-    scored: int = 64
-    rows: int = 64
-    domains: tuple[str, ...] = ()
-    batch_tokens: int = 8192
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for key, least in (("scored", 1), ("rows", 2), ("batch_tokens", 1), ("seed", 0)):
-            if getattr(self, key) < least:
-                raise KvxferError(f"eval.{key}={getattr(self, key)} must be {least} or more")
-        if any(prefix < 2 for prefix in self.prefixes):
-            raise KvxferError(f"eval.prefixes={list(self.prefixes)} must all be 2 tokens or more")
-        if len(set(self.prefixes)) < len(self.prefixes):
-            raise KvxferError(f"eval.prefixes={list(self.prefixes)} names a length twice")
+class Perplexity(PerplexitySpec, Evaluation):
+    """``eval=perplexity``: what it measures."""
 
     def measure(self, subject: Subject) -> dict[str, Any]:
         """Conditions and tests for every domain and prefix length, and what each length changes."""
@@ -122,44 +92,6 @@ class Perplexity(Evaluation):
             records = list(evaluate_items(list(_batches(items, rows)), conditions, None, advance).values())
         summary = {key: value for key, value in summarise(records).items() if key in ("conditions", "tests")}
         return {"domain": name, "prefix": prefix, **summary, "items": records}
-
-    @classmethod
-    def verdict(cls, data: Data) -> Verdict:
-        """At the longest prefix of the run's own text that has a gap to close: against the source; then the lengths."""
-        own = data["domains"][0]
-        points = by_length(data["points"], own["domain"])
-        able = [length["prefix"] for length in own["lengths"] if length["has_gap"]]
-        at = able[-1] if able else max(points)
-        said = verdict(
-            points[at]["conditions"], points[at]["tests"], subject=f"The mapped cache of {at} tokens of {own['domain']}"
-        )
-        return replace(said, sentence=" ".join([said.sentence, length_sentence(own, points)]).rstrip())
-
-    @classmethod
-    def sections(cls, data: Data) -> list[str]:
-        """One table of all lengths, one of what they change, the figure, and what could not be asked."""
-        figure = f"![Gap recovered and perplexity against the prefix's length](figures/{FIGURE})"
-        return [*introduction(data), *levels_table(data), *changes_table(data), figure, "", *remarks(data)]
-
-    @classmethod
-    def metrics(cls, data: Data) -> dict[str, float]:
-        """Nats of every condition by domain and length, and the change from the reference length to the longest."""
-        found = {
-            f"{point['domain']}/{point['prefix']}/{name}/nats": row["nats"]
-            for point in data["points"]
-            for name, row in point["conditions"].items()
-        }
-        for domain in data["domains"]:
-            last = domain["lengths"][-1].get("change")
-            for name, test in (last or {}).items():
-                if test["difference"] is not None:
-                    found[f"{domain['domain']}/change/{name}"] = test["difference"]
-        return found
-
-    @classmethod
-    def figures(cls, data: Data, folder: Path) -> None:
-        """Gap recovered and perplexity against the prefix's length."""
-        lengths_figure(data, folder / FIGURE)
 
 
 def _batches(items: list[Item], rows: int) -> Iterator[Batch]:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from kvxfer.evals.conditions import HANDED, OWN, PRUNED, Prepared
 from kvxfer.evals.items import Batch, Item
@@ -70,9 +69,3 @@ def _take_over(records: Records, baselines: Records, batch: Batch, name: str) ->
         for measure in ("nats", "correct", "generated"):
             if name in baselines[item.id].get(measure, {}):
                 records[item.id][measure][name] = baselines[item.id][measure][name]
-
-
-def held_back_question(batch: Batch) -> int:
-    """How many tokens the target reads itself when only the context is handed over."""
-    prompt: Tensor = batch.prompt
-    return prompt.shape[1] - batch.context

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Bool, Float, Shaped
@@ -20,6 +20,9 @@ LEVEL = 0.95
 RESAMPLES = 2000
 SEED = 0
 NEAR_ZERO = 1e-9
+SHOWN = 0.05
+"""A difference is shown where p is below."""
+
 MOST_NATS = 700.0  # exp of more overflows
 EXACT = 7
 """Points up to which a rank correlation's p is exact."""
@@ -37,6 +40,7 @@ TESTED = ("source", "ceiling")
 """What the mapped cache is tested against where only a score is known."""
 
 Interval = tuple[float, float]
+Outcome = Literal["better", "worse", "none"]
 Column = Float[np.ndarray, " items"]
 
 
@@ -258,6 +262,14 @@ def gap_recovered(mapped: float, source: float, ceiling: float) -> float | None:
 def gap_recovered_nats(mapped: float, source: float, ceiling: float) -> float | None:
     """The same in nats, where lower is better: (source - mapped) / (source - ceiling)."""
     return _ratio(source - mapped, source - ceiling)
+
+
+def outcome(p: float, difference: float, ci: Sequence[float], higher_is_better: bool) -> Outcome:
+    """A difference counts only when p < 0.05 and its interval excludes zero on the same side."""
+    low, high = ci
+    if p >= SHOWN or low <= 0 <= high or (difference > 0) != (low > 0):
+        return "none"
+    return "better" if (difference > 0) == higher_is_better else "worse"
 
 
 def holm(ps: Sequence[float]) -> list[float]:

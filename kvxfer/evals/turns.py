@@ -14,15 +14,11 @@ from kvxfer.errors import KvxferError
 from kvxfer.evals.conditions import Prepared
 from kvxfer.evals.items import Item
 from kvxfer.evals.scoring import score
+from kvxfer.evals.specs import LARGE, PATTERNS, SMALL
 from kvxfer.handoff.conversation import Conversation
 from kvxfer.handoff.transfer import Transfer
 from kvxfer.models.hf import LoadedModel
 from kvxfer.text.corpus import CorpusSpec, load_rows, toy_conversations
-
-SMALL, LARGE = "small", "large"
-UP, DOWN = (SMALL, LARGE), (LARGE, SMALL)
-PATTERNS: dict[str, tuple[tuple[str, str], ...]] = {"up": (UP,), "down": (DOWN,), "ping_pong": (UP, DOWN)}
-"""The directions, sender and receiver, that each pattern hands over in."""
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,7 @@ from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from kvxfer.errors import KvxferError, NotApplicable
-from kvxfer.experiment.schema import SCHEMAS, CorpusConf
-from kvxfer.experiment.schema_evals import EVALS
+from kvxfer.experiment.schema import EVALS, GROUPS, SCHEMAS
 
 if TYPE_CHECKING:
     from kvxfer.experiment.settings import CalibrateSettings, EvaluateSettings, TrainSettings
@@ -98,7 +97,8 @@ def to_settings(
         raise KvxferError(f"{error.full_key} is not set: give it a value with {error.full_key}=...") from error
     except OmegaConfBaseException as error:
         raise KvxferError(f"{error.full_key}: {str(error).splitlines()[0]}") from error
-    if not isinstance(conf, SCHEMAS[stage]):
+    schema: Any = SCHEMAS[stage]
+    if not isinstance(conf, schema):
         raise KvxferError(f"the config (-cn) is not one of the {stage} stage: choose one that builds on {stage}")
     _refuse_unknown_keys(conf, "")
     if conf.logger.group is None:
@@ -134,7 +134,7 @@ def corpus_option(name: str) -> Any:
     if not file.is_file():
         options = ", ".join(sorted(each.stem for each in file.parent.glob("*.yaml")))
         raise KvxferError(f"eval.domains: {name!r} is no option of corpus; there are {options}")
-    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(CorpusConf), OmegaConf.load(file)))
+    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(GROUPS["corpus"]), OmegaConf.load(file)))
 
 
 def _parts(cfg: DictConfig, names: Sequence[str], group: str | None) -> dict[str, EvaluateSettings | NotApplicable]:

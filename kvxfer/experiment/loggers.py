@@ -43,8 +43,7 @@ class LoggerSpec:
     tags: tuple[str, ...] = ()
     directory: str | None = None
 
-    def validate(self) -> None:
-        """Raise :class:`KvxferError` if ``wandb`` is none of the modes."""
+    def __post_init__(self) -> None:
         if self.wandb not in MODES:
             raise KvxferError(f"logger.wandb={self.wandb!r}: choose one of {', '.join(MODES)}")
 
@@ -93,7 +92,6 @@ def open_loggers(
 
     Close it before ``run_dir`` moves. ``config`` has flat keys (pair, solver, penalty, rank, features, ...).
     """
-    spec.validate()
     config = _plain({"stage": stage, "run_id": run_id, **config})
     log = Together(FileLogger(Path(run_dir), {"run_id": run_id, "stage": stage, "name": name, "config": config}))
     if spec.mode != "disabled":

@@ -162,6 +162,16 @@ class _Forced(Run):
         return False
 
 
+def run_seconds(directory: Path) -> float | None:
+    """Seconds that a finished run took, with those of the runs it was merged from; None where a record is missing."""
+    if not (directory / RECORD).is_file():
+        return None
+    record = read_json(directory / RECORD)
+    merged = [run_seconds(directory.with_name(name)) for name in record.get("merged_from", ())]
+    known = [seconds for seconds in merged if seconds is not None]
+    return float(record["seconds"] + sum(known)) if len(known) == len(merged) else None
+
+
 def environment() -> dict[str, Any]:
     """What produced a result: interpreter, packages, machine, commit."""
     versions = {}

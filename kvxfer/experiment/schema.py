@@ -1,247 +1,175 @@
-"""The typed schema of every config group: what a key may hold. Plain dataclasses; ``config`` gives them to Hydra."""
+"""What a key of a config may hold, derived from the frozen dataclasses that hold the values; and the way back.
+
+The dataclasses are the one declaration of every setting. ``config`` gives Hydra what is derived from them.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Optional, Union
+from collections.abc import Iterable, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, make_dataclass
+from types import NoneType, UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from omegaconf import II, MISSING
+import omegaconf
 
-from kvxfer.experiment.schema_evals import EvalConf
+from kvxfer.errors import KvxferError
+from kvxfer.evals.specs import SPECS
+from kvxfer.experiment.loggers import LoggerSpec
+from kvxfer.fitting.dials import PENALTIES, RANKS, AutoDials, Dials
+from kvxfer.fitting.trained.specs import TRAINED, TrainerSpec
+from kvxfer.maps.blocks import Features
+from kvxfer.maps.plan import Plan
+from kvxfer.models.spec import PairSpec
+from kvxfer.moments.spec import CalibrationSpec
+from kvxfer.text.spec import CorpusSpec
 
-Number = Union[int, float, str]  # noqa: UP007  (OmegaConf reads this form only)
+T = TypeVar("T")
 
-
-@dataclass
-class ModelConf:
-    """``pair.source`` and ``pair.target``."""
-
-    model: str = MISSING
-    revision: str = "main"
-    drop_layers: list[int] = field(default_factory=list)
-
-
-def _source() -> ModelConf:
-    """``pair.source``: it drops what ``pair.drop_layers`` says, unless it says otherwise itself."""
-    conf = ModelConf()
-    conf.drop_layers = II("pair.drop_layers")
-    return conf
+DIALS = ("features", "penalty", "rank")
+"""Fields of a solver that are groups of their own."""
 
 
 @dataclass
-class PairConf:
-    """Group ``pair``."""
+class Named:
+    """An option that reads nothing but its name."""
 
-    name: str = MISSING
-    drop_layers: list[int] = field(default_factory=list)
-    source: ModelConf = field(default_factory=_source)
-    target: ModelConf = field(default_factory=ModelConf)
-    dtype: str = "bfloat16"
-    device: str = "auto"
-    attention: str = "sdpa"
-    reverse: bool = False
-    k: int = 4
-    features: str = "same"
-    random_weights: bool = False
-    layers: int | None = None
+    name: str
 
 
 @dataclass
-class RowsConf:
-    """``corpus.rows``."""
-
-    fit: int = 512
-    validation: int = 128
-    held_out: int = 64
-    evaluation: int = 64
-    training: int = 512
-
-
-@dataclass
-class CorpusConf:
-    """Group ``corpus``."""
-
-    name: str = MISSING
-    kind: str = MISSING
-    length: int = MISSING
-    path: str | None = None
-    glob: str = "**/*"
-    column: str = "text"
-    dataset: str | None = None
-    subset: str | None = None
-    revision: str | None = None
-    document_tokens: int | None = None
-    rows: RowsConf = field(default_factory=RowsConf)
-    skip_first: int = 4
-    num_shards: int = 1
-    shard_index: int = 0
-    seed: int = 0
-
-
-@dataclass
-class CalibrationConf:
-    """Group ``calibration``."""
-
-    features: str = "auto"
-    layers: list[int] | None = None
-    stride: int = 1
-    batch_size: int = 8
-    metrics: bool = True
-    probe_rows: Number = "auto"
-    probe_tokens: int = 256
-    keep_layers: int | None = None
-    selection_rows: int = 64
-    weights: str = "auto"
-    weight_clip: float = 10.0
-    max_bad_rows: float = 0.01
-    checkpoint_minutes: float = 5.0
-
-
-@dataclass
-class FeaturesConf:
-    """Group ``features``."""
-
-    name: str = MISSING
-    kinds: str | None = None
-    previous: int | None = None
-    target_embedding: int | None = None
-    target_layer0: bool | None = None
-    random_relu: int | None = None
-    random_products: int | None = None
-    source_hidden: bool | None = None
-
-
-@dataclass
-class SolverConf:
-    """Group ``solver``."""
-
-    name: str = MISSING
-    k: Number = MISSING
-    method: str = "topk"
-    selection: str = "shared"
-    selection_lam: Number = 1e-3
-    criterion: str = "r2"
-    pool: int = 6
-    k_per: str = "pair"
-    candidates: list[str] | None = None
-    choose: str | None = None
-    base: str | None = None
-    base_map: str | None = None
-    layers: list[int] | None = None
-    attention: float | None = None
-    kl: float | None = None
-    mse: float | None = None
-    queries: str | None = None
-    carried: bool | None = None
-    hidden: int | None = None
-    activation: str | None = None
-    depth: int | None = None
-    share: bool | None = None
-    delta_rank: int | None = None
-
-
-@dataclass
-class TrainerConf:
-    """Group ``trainer``."""
-
-    name: str = MISSING
-    rows: str = "new"
-    max_steps: int = 1000
-    batch_size: int = 8
-    lr: Optional[Number] = None  # noqa: UP045  (as above)
-    weight_decay: float = 0.0
-    warmup_steps: int = 50
-    schedule: str = "cosine"
-    gradient_clip: float = 1.0
-    precision: str = "32-true"
-    validate_every: int = 100
-    patience: int | None = 5
-    seed: int = 0
-    cache_gib: float = 2.0
-    devices: int = 1
-    strategy: str = "auto"
-    accelerator: str = "auto"
-    ckpt_path: str | None = None
-
-
-@dataclass
-class PenaltyConf:
-    """Group ``penalty``."""
-
-    name: str = MISSING
-    lam: Number = "auto"
-    alpha: Number | None = None
-    per_block: bool = False
-
-
-@dataclass
-class RankConf:
-    """Group ``rank``."""
-
-    name: str = MISSING
-    r: Number | None = None
-    metric: Optional[str] = None  # noqa: UP045  (as the line above)
-
-
-@dataclass
-class PlanConf:
-    """Group ``plan``."""
-
-    name: str = MISSING
-    exact_first: int = 4
-    hold_back: int = 1
-
-
-@dataclass
-class LoggerConf:
-    """Group ``logger``."""
-
-    wandb: str = "offline"
-    project: str = "kvxfer"
-    entity: str | None = None
-    group: str | None = None
-    tags: list[str] = field(default_factory=list)
-    directory: str | None = None
-
-
-@dataclass
-class PathsConf:
+class Paths:
     """``paths``."""
 
     outputs: str = "outputs"
 
 
 @dataclass
-class CalibrateConf:
-    """``calibrate.py``."""
+class EvalConf:
+    """What every option of ``eval`` has: its name, and which evaluation it sets."""
 
-    pair: PairConf = field(default_factory=PairConf)
-    corpus: CorpusConf = field(default_factory=CorpusConf)
-    calibration: CalibrationConf = field(default_factory=CalibrationConf)
-    logger: LoggerConf = field(default_factory=LoggerConf)
-    paths: PathsConf = field(default_factory=PathsConf)
-    force: bool = False
+    name: str = omegaconf.MISSING
+    kind: str = omegaconf.MISSING
 
 
-@dataclass
-class TrainConf(CalibrateConf):
-    """``train.py``."""
-
-    features: FeaturesConf = field(default_factory=FeaturesConf)
-    solver: SolverConf = field(default_factory=SolverConf)
-    trainer: TrainerConf = field(default_factory=TrainerConf)
-    penalty: PenaltyConf = field(default_factory=PenaltyConf)
-    rank: RankConf = field(default_factory=RankConf)
-    build_missing: bool = True
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    """The types of a union, or the one type; tuples are lists in a config."""
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    return tuple(list[get_args(kind)[0]] if get_origin(kind) is tuple else kind for kind in kinds)  # type: ignore[misc]
 
 
-@dataclass
-class EvaluateConf(TrainConf):
-    """``evaluate.py``."""
+def _union(kinds: Iterable[Any]) -> Any:
+    """Of these types; where a number is one of several, it may be written with a point or without."""
+    found = dict.fromkeys(kinds)
+    if len(found.keys() - {NoneType}) > 1 and found.keys() & {int, float}:
+        found |= {int: None, float: None}
+    return Union[tuple(found)]  # noqa: UP007  (made of what there is)
 
-    plan: PlanConf = field(default_factory=PlanConf)
-    eval: EvalConf = field(default_factory=EvalConf)
-    map: str | None = None
+
+def _key(item: Field[Any], hint: Any) -> tuple[Any, Any]:
+    """The type of a field's key, and what the key is unless it is given."""
+    kinds, default = _alternatives(hint), item.default
+    if item.default_factory is not MISSING:
+        default = item.default_factory()
+    if "given" in item.metadata:
+        default = item.metadata["given"]
+        kinds = (*(kind for kind in kinds if not is_dataclass(kind)), type(default))
+    elif isinstance(hint, type) and is_dataclass(hint):
+        nested = derived((hint,))
+        return nested, nested
+    if default is MISSING or item.name == "name":
+        default = omegaconf.MISSING
+    return _union(kinds), list(default) if isinstance(default, tuple) else default
 
 
-SCHEMAS = {"calibrate": CalibrateConf, "train": TrainConf, "evaluate": EvaluateConf}
+def _keys(classes: Iterable[type], without: Sequence[str]) -> dict[str, tuple[Any, Any]]:
+    """The keys that an option reads."""
+    return {
+        item.name: _key(item, get_type_hints(cls)[item.name])
+        for cls in classes
+        for item in fields(cls)
+        if item.init and item.name not in without
+    }
+
+
+def derived(*options: tuple[type, ...], without: Sequence[str] = (), bases: tuple[type, ...] = ()) -> type:
+    """The schema of a group whose options are given each by the dataclasses that hold its keys.
+
+    A key that not all options have alike may be null, and is so unless it is given. What is given and has no effect
+    with the chosen option is refused when its settings are made (``built``).
+    """
+    every = [_keys(classes, without) for classes in options]
+    found = []
+    # The name first: it says what the other keys are of.
+    for name in sorted(dict.fromkeys(name for keys in every for name in keys), key=lambda name: name != "name"):
+        known = [keys.get(name) for keys in every]
+        kind, default = next(key for key in known if key is not None)
+        if any(key != (kind, default) for key in known):
+            kinds = [each for key in known if key is not None for each in _alternatives(key[0])]
+            kind, default = _union([*kinds, NoneType]), None
+        make = default if isinstance(default, type) else default.copy if isinstance(default, list) else None
+        found.append((name, kind, field(default=default) if make is None else field(default_factory=make)))
+    return make_dataclass(f"{options[0][-1].__name__}Conf", found, bases=bases)
+
+
+GROUPS: dict[str, type] = {
+    "pair": derived((PairSpec,)),
+    "corpus": derived((CorpusSpec,)),
+    "calibration": derived((CalibrationSpec,)),
+    "logger": derived((LoggerSpec,)),
+    "paths": derived((Paths,)),
+    "features": derived((Features,), (Named,)),
+    "solver": derived((Named, Dials), (Named, AutoDials), *((cls, Dials) for cls in TRAINED.values()), without=DIALS),
+    "trainer": derived((TrainerSpec,)),
+    "penalty": derived(*((cls,) for cls in PENALTIES.values())),
+    "rank": derived(*((cls,) for cls in RANKS.values())),
+    "plan": derived((Plan,)),
+    "eval": EvalConf,
+}
+
+EVALS: dict[str, type] = {kind: derived((cls,), bases=(EvalConf,)) for kind, cls in SPECS.items()}
+"""Group ``eval`` by the kind that an option is of."""
+
+
+def _stage(name: str, groups: Sequence[str], more: Sequence[tuple[Any, ...]], *bases: type) -> type:
+    found = [(group, GROUPS[group], field(default_factory=GROUPS[group])) for group in groups]
+    return make_dataclass(name, [*found, *more], bases=bases)
+
+
+_CALIBRATE = _stage("Calibrate", ["pair", "corpus", "calibration", "logger", "paths"], [("force", bool, False)])
+_TRAIN = _stage(
+    "Train", ["features", "solver", "trainer", "penalty", "rank"], [("build_missing", bool, True)], _CALIBRATE
+)
+_EVALUATE = _stage("Evaluate", ["plan", "eval"], [("map", Union[str, NoneType], None)], _TRAIN)  # noqa: UP007
+
+SCHEMAS: dict[str, type] = {"calibrate": _CALIBRATE, "train": _TRAIN, "evaluate": _EVALUATE}
+
+
+def built(cls: type[T], given: dict[str, Any], option: str, **made: Any) -> T:
+    """The settings that some keys of a group say; those of other options are null.
+
+    Args:
+        given: the keys.
+        option: what is chosen, for the error: ``solver=ridge``; its first word names the group.
+        made: fields whose values are made already.
+
+    Raises:
+        KvxferError: a key has no effect with the option, or a value makes no sense.
+    """
+    hints, own = get_type_hints(cls), {item.name for item in fields(cls)} - made.keys()  # type: ignore[arg-type]
+    values = {}
+    for key, value in given.items():
+        if key in own:
+            if value is not None or NoneType in _alternatives(hints[key]):
+                values[key] = _value(hints[key], value)
+        elif value is not None and key not in made:
+            raise KvxferError(f"{option.partition('=')[0].partition('.')[0]}.{key}={value} has no effect with {option}")
+    return cls(**values, **made)
+
+
+def _value(hint: Any, value: Any) -> Any:
+    """A config's value as its field holds it: 1 and 1.0 are one question and must have one id."""
+    if isinstance(hint, type) and is_dataclass(hint):
+        return built(hint, vars(value), hint.__name__)
+    if type(value) is int and float in _alternatives(hint) and int not in _alternatives(hint):
+        return float(value)
+    return tuple(value) if isinstance(value, list) else value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,18 +11,17 @@ from typing import Any
 
 from kvxfer.errors import KvxferError, NotApplicable
 from kvxfer.evals.evaluation import Evaluation
-from kvxfer.evals.full import FullSpec
-from kvxfer.evals.items import EvalSpec
 from kvxfer.evals.kinds import KINDS
+from kvxfer.evals.specs import FullSpec, QuestionsSpec
+from kvxfer.experiment.identity import identity
 from kvxfer.experiment.loggers import LoggerSpec
-from kvxfer.experiment.pair_settings import pair_spec
-from kvxfer.experiment.solver_settings import Training, choice, design, solver_of
+from kvxfer.experiment.schema import built
+from kvxfer.experiment.solver_settings import Training, choice, design, fit_config, solver_of
 from kvxfer.fitting.closed import Solver
-from kvxfer.maps.blocks import Features
 from kvxfer.maps.plan import Plan
-from kvxfer.models.pair import PairSpec, pair_identity
-from kvxfer.moments.calibration import CalibrationSpec
-from kvxfer.text.corpus import CorpusSpec, RowCounts
+from kvxfer.models.spec import PairSpec
+from kvxfer.moments.spec import CALIBRATION_SPLITS, CalibrationSpec
+from kvxfer.text.spec import TRAINING, CorpusSpec
 
 
 @dataclass(frozen=True)
@@ -39,15 +38,14 @@ class CalibrateSettings:
     @cached_property
     def pair_identity(self) -> dict[str, Any]:
         """Both models as run ids know them; reading local folders takes a moment, so it is done once."""
-        return pair_identity(self.pair)
+        return identity(self.pair)
 
     def calibration_config(self, shard: bool) -> dict[str, Any]:
         """What decides the moments. ``shard`` adds which share of the rows this process takes."""
-        corpus = self.corpus.identity()
-        # Text that only evaluation reads does not change the moments.
-        corpus["rows"] = {k: v for k, v in corpus["rows"].items() if k != "evaluation"}
+        # Text that only training and evaluation read does not change the moments.
+        corpus = identity(self.corpus, unread=("rows.evaluation", "rows.training"))
         config: dict[str, Any] = {"pair": self.pair_identity, "corpus": corpus}
-        config["calibration"] = self.calibration.identity(self.corpus.rows)
+        config["calibration"] = identity(self.calibration)
         if shard and self.corpus.num_shards > 1:
             config["shard"] = [self.corpus.shard_index, self.corpus.num_shards]
         return config
@@ -74,7 +72,7 @@ class TrainSettings(CalibrateSettings):
         """The settings of the closed-form base alone."""
         if self.training is None:
             return self
-        return replace(self, training=None, solver_config=self.training.base_config)
+        return replace(self, training=None, solver_config=fit_config(self.solver))
 
     def columns(self) -> dict[str, Any]:
         """Flat columns that every logged run has."""
@@ -97,17 +95,23 @@ class EvaluateSettings(TrainSettings):
     """What ``evaluate.py`` needs."""
 
     plan: Plan
-    eval: EvalSpec | Evaluation | FullSpec
+    eval: Evaluation | FullSpec
     map: str | None
     domains: tuple[CorpusSpec, ...] = ()
     parts: Mapping[str, EvaluateSettings | NotApplicable] = field(default_factory=dict)
 
-    @property
-    def items(self) -> EvalSpec:
-        """The evaluation, where it is one of items."""
-        if not isinstance(self.eval, EvalSpec):
-            raise KvxferError(f"eval={self.eval.name} asks no items; use eval=standard, mapped or choices")
-        return self.eval
+    def asked(self, unread: Collection[str] = ()) -> dict[str, Any]:
+        """What decides an evaluation's numbers beside the map."""
+        return {"kind": self.eval.kind, "version": self.eval.version, **identity(self.eval, unread)}
+
+    def read(self, corpus: CorpusSpec) -> dict[str, Any]:
+        """What of a text decides an evaluation."""
+        return identity(corpus, [*(f"rows.{split}" for split in (*CALIBRATION_SPLITS, TRAINING)), "skip_first"])
+
+    def question(self, unread: Collection[str] = ()) -> dict[str, Any]:
+        """What decides the numbers of an evaluation of some map; ``unread`` are fields of it that don't."""
+        asked = {"eval": self.asked(unread), "plan": identity(self.plan)}
+        return {"pair": self.pair_identity, "corpus": self.read(self.corpus), **asked}
 
 
 def label(columns: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
@@ -116,12 +120,6 @@ def label(columns: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
     if "trainer_seed" in columns:
         name += f"-seed{columns['trainer_seed']}"
     return name, tuple(str(columns[key]) for key in ("pair", "solver", "penalty", "rank", "features"))
-
-
-def _corpus(conf: Any) -> CorpusSpec:
-    corpus = CorpusSpec(**{**vars(conf), "rows": RowCounts(**vars(conf.rows))})
-    corpus.validate()
-    return corpus
 
 
 AUTO_PROBE_ROWS = 16
@@ -142,9 +140,10 @@ def _probe_rows(conf: Any, needed: bool) -> int:
     return int(value)
 
 
-def _common(conf: Any, features: Features | None, probe: bool = False, weights: bool = False) -> dict[str, Any]:
-    """What all stages share. ``features``, ``probe`` and ``weights`` are what the solver reads, where there is one."""
-    corpus = _corpus(conf.corpus)
+def _common(conf: Any, solver: Any | None = None) -> dict[str, Any]:
+    """What all stages share; ``solver`` says what it reads, where there is one."""
+    features = None if solver is None else solver.features
+    corpus = built(CorpusSpec, vars(conf.corpus), "corpus")
     keeps = design(conf.pair.features, "pair.features")
     if conf.calibration.features != "auto":
         keeps = design(conf.calibration.features, "calibration.features")
@@ -161,24 +160,22 @@ def _common(conf: Any, features: Features | None, probe: bool = False, weights: 
                 f"features.{key}={getattr(keeps, key)} reads further back than a row of corpus.length={corpus.length} "
                 f"goes: lower features.{key} or raise corpus.length"
             )
-    layers = conf.calibration.layers
-    spec = {
-        **vars(conf.calibration),
-        "features": keeps,
-        "layers": None if layers is None else tuple(layers),
-        "probe_rows": _probe_rows(conf, probe),
-    }
-    if conf.calibration.weights == "auto":
-        spec["weights"] = "attention" if weights else "none"
-    if conf.logger.directory is None:
-        conf.logger.directory = conf.paths.outputs
-    logger = LoggerSpec(**{**vars(conf.logger), "tags": tuple(conf.logger.tags)})
-    logger.validate()
+    given = vars(conf.calibration)
+    auto: dict[str, Any] = {"features": keeps}
+    auto["probe_rows"] = _probe_rows(conf, solver is not None and solver.needs_probe)
+    if given["weights"] == "auto":
+        auto["weights"] = "attention" if solver is not None and solver.needs_weights else "none"
+    # The first pass reads no more rows than there are.
+    rows = min(given["selection_rows"], max(corpus.rows.fit, corpus.rows.validation, 1))
+    pair = built(PairSpec, vars(conf.pair), "pair")
+    if pair.layers is not None:
+        pair = replace(pair, k=solver.k if solver is not None and isinstance(solver.k, int) else 1)
+    logger = {**vars(conf.logger), "directory": conf.logger.directory or conf.paths.outputs}
     return {
-        "pair": pair_spec(conf.pair, getattr(conf, "solver", None)),
+        "pair": pair,
         "corpus": corpus,
-        "calibration": CalibrationSpec(**spec),
-        "logger": logger,
+        "calibration": built(CalibrationSpec, given, "calibration", **auto, selection_rows=rows),
+        "logger": built(LoggerSpec, logger, "logger"),
         "outputs": Path(conf.paths.outputs),
         "force": conf.force,
     }
@@ -191,8 +188,8 @@ def _training(conf: Any) -> dict[str, Any]:
             "every corpus.shard_index first (with the calibration settings that build_missing=false names here), then "
             "this without corpus.num_shards"
         )
-    asked = solver_of(conf)
-    solver: Any = asked.solver
+    solver: Any
+    solver, training = solver_of(conf)
     if solver.needs_metrics and not conf.calibration.metrics:
         raise KvxferError(
             "calibration.metrics=false, but penalty=attention, rank.metric=attention and solver.criterion=query weigh "
@@ -210,18 +207,19 @@ def _training(conf: Any) -> dict[str, Any]:
             f"calibration.weights=none, but solver={solver.name} weighs tokens by the target's attention: "
             "set calibration.weights=auto"
         )
+    config = fit_config(solver)
     return {
-        **_common(conf, solver.features, solver.needs_probe, solver.needs_weights),
+        **_common(conf, solver),
         "solver": solver,
-        "solver_config": asked.config,
-        "training": asked.training,
+        "solver_config": config if training is None else training.config_on(config),
+        "training": training,
         "build_missing": conf.build_missing,
     }
 
 
 def calibrate(conf: Any) -> CalibrateSettings:
     """Settings of ``calibrate.py``."""
-    return CalibrateSettings(**_common(conf, None))
+    return CalibrateSettings(**_common(conf))
 
 
 def train(conf: Any) -> TrainSettings:
@@ -233,14 +231,15 @@ def evaluate(
     conf: Any, domains: Sequence[Any] = (), parts: Mapping[str, EvaluateSettings | NotApplicable] | None = None
 ) -> EvaluateSettings:
     """Settings of ``evaluate.py``; ``domains`` and ``parts`` are what ``eval.domains`` and ``eval.parts`` name."""
-    plan = Plan(**vars(conf.plan))
-    given = {key: tuple(value) if isinstance(value, list) else value for key, value in vars(conf.eval).items()}
-    del given["kind"]
-    spec = choice({"items": EvalSpec, "full": FullSpec, **KINDS}, conf.eval.kind, "eval.kind")(**given)
-    if isinstance(spec, EvalSpec) and spec.choices and conf.corpus.kind == "toy":
+    asked = dict(vars(conf.eval))
+    kind = asked.pop("kind")
+    cls = choice({"full": FullSpec, **KINDS}, kind, "eval.kind")
+    spec = built(cls, asked, f"eval={asked['name']}")
+    if isinstance(spec, QuestionsSpec) and spec.choices and conf.corpus.kind == "toy":
         raise NotApplicable(
             f"eval.choices={conf.eval.choices} asks which text follows, and corpus={conf.corpus.name} has questions of "
             "its own: use eval=mapped or eval=standard"
         )
-    texts = tuple(_corpus(each) for each in domains)
+    texts = tuple(built(CorpusSpec, vars(each), "corpus") for each in domains)
+    plan = built(Plan, vars(conf.plan), "plan")
     return EvaluateSettings(**_training(conf), plan=plan, eval=spec, map=conf.map, domains=texts, parts=parts or {})

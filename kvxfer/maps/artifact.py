@@ -27,7 +27,7 @@ from kvxfer.maps.trunks import Trunk, require_readable
 SCHEMA, SCHEMA_OF_TRUNKS = 1, 2
 """Of a map of linear layers alone, and of one with trunks, which versions that know none must refuse."""
 MANIFEST, TENSORS, EVIDENCE = "manifest.json", "map.safetensors", "evidence"
-DIAGNOSTICS = "diagnostics.json"
+DIAGNOSTICS, SELECTION = "diagnostics.json", "selection.json"
 """What a fit recorded of its own quality, beside the map; it is not part of the artifact."""
 TRAINING_RECORD = "training.json"
 """How a map was trained, if it was, also beside it."""

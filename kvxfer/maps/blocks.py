@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from kvxfer.errors import KvxferError
 
@@ -21,9 +20,6 @@ EXTRAS = ("embedding", "layer0_keys", "layer0_values", *RANDOM, "source_hidden")
 """Blocks that are no source layer's keys or values: the target's embedding of the token, its own first layer's content
 keys and values (a function of the token alone), random features of all source layers, and the source's final hidden
 state."""
-
-# Settings that came after the first runs, with the value that leaves a design as it was.
-_NEWER = {"random_products": 0, "source_hidden": False}
 
 
 @dataclass(frozen=True, order=True)
@@ -107,10 +103,6 @@ class Features:
             found += [Block(0, "layer0_keys"), Block(0, "layer0_values")]
         found += [Block(0, kind) for kind in (*RANDOM, "source_hidden") if getattr(self, kind)]
         return tuple(found)
-
-    def identity(self) -> dict[str, Any]:
-        """What run ids hash: all settings, less the newer ones that are off, so that older ids keep their meaning."""
-        return {key: value for key, value in vars(self).items() if key not in _NEWER or value != _NEWER[key]}
 
     def covers(self, other: Features) -> bool:
         """Whether moments kept for this design also serve the other."""

@@ -13,8 +13,6 @@ from kvxfer.models import rope
 from kvxfer.models.geometry import Geometry
 from kvxfer.models.hf import (
     LoadedModel,
-    ModelSpec,
-    content_digest,
     load_config,
     load_model,
     load_tokenizer,
@@ -24,6 +22,7 @@ from kvxfer.models.hf import (
 )
 from kvxfer.models.hf.tokenizers import compare_tokenizers
 from kvxfer.models.kv import KV
+from kvxfer.models.spec import ModelSpec, PairSpec
 
 __all__ = [
     "Load",
@@ -33,7 +32,6 @@ __all__ = [
     "check_geometries",
     "compare_tokenizers",
     "load_pair",
-    "pair_identity",
     "prove_rotary",
 ]
 
@@ -43,72 +41,6 @@ Side = Literal["source", "target"]
 ROTARY_TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 LATER_TOLERANCE = 0.1
 PROOF_TOKENS = 48
-
-
-@dataclass(frozen=True)
-class PairSpec:
-    """Which two models, as the config writes them, and how they are run. ``reverse`` swaps source and target.
-
-    With ``random_weights`` the models are names of published shapes, and ``slices`` are the layers of source and target
-    (after ``reverse``) that are made of them; None for all.
-    """
-
-    name: str
-    source: ModelSpec
-    target: ModelSpec
-    dtype: str = "bfloat16"
-    device: str = "auto"
-    attention: str = "sdpa"
-    reverse: bool = False
-    random_weights: bool = False
-    slices: tuple[int | None, int | None] = (None, None)
-
-    def oriented(self) -> tuple[ModelSpec, ModelSpec]:
-        """Source and target after ``reverse``, with the embedded models' folders in place of their names."""
-        source, target = _embedded(self.source), _embedded(self.target)
-        return (target, source) if self.reverse else (source, target)
-
-    @property
-    def label(self) -> str:
-        """The pair's name, with ``_reversed`` after it when it is; of random weights both shapes' names."""
-        name = f"{self.source.model}_{self.target.model}" if self.random_weights else self.name
-        return f"{name}_reversed" if self.reverse else name
-
-    @property
-    def config_keys(self) -> tuple[str, str]:
-        """The config keys that source and target come from, for messages."""
-        return ("pair.target", "pair.source") if self.reverse else ("pair.source", "pair.target")
-
-
-def _embedded(spec: ModelSpec) -> ModelSpec:
-    """The folder of a model that ships with this project; any other spec as it is."""
-    if spec.model not in ("toy-source", "toy-target"):
-        return spec
-    from kvxfer import toy
-
-    return replace(spec, model=str({"toy-source": toy.SOURCE_DIR, "toy-target": toy.TARGET_DIR}[spec.model]))
-
-
-def pair_identity(spec: PairSpec) -> dict[str, Any]:
-    """What a run id hashes of a pair: both models, dtype, attention, direction; no paths, no device, no network."""
-    sides = zip(spec.oriented(), spec.config_keys, spec.slices, strict=True)
-    if spec.random_weights:
-        source, target = ({"random_weights": model.model, "layers": layers} for model, _, layers in sides)
-    else:
-        source, target = (_identity(model, key) for model, key, _ in sides)
-    return {
-        "source": source,
-        "target": target,
-        "dtype": spec.dtype,
-        "attention": spec.attention,
-        "direction": _direction(spec),
-    }
-
-
-def _identity(spec: ModelSpec, key: str) -> dict[str, Any]:
-    digest = content_digest(spec, key)
-    named = {"model": spec.model, "revision": spec.revision}
-    return {**(named if digest is None else {"sha256": digest}), **_dropped(spec.drop_layers)}
 
 
 def _dropped(layers: tuple[int, ...]) -> dict[str, Any]:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from kvxfer.errors import KvxferError
-from kvxfer.maps.blocks import DESIGNS, RANDOM, Block, Features
+from kvxfer.maps.blocks import RANDOM, Block
 from kvxfer.maps.columns import TargetTokens, extra_widths, hidden_states, read_source
 from kvxfer.maps.random_features import RandomFeatures, random_columns
 from kvxfer.models import rope
@@ -23,113 +20,23 @@ from kvxfer.models.kv import KV, LayerTensors
 from kvxfer.models.pair import Pair, Side
 from kvxfer.moments.checkpoints import PassState
 from kvxfer.moments.moments import Layout
-from kvxfer.moments.probe import PROBE_VERSION
 from kvxfer.moments.random_file import RANDOM_FILE, keep_random
-from kvxfer.moments.token_weights import WEIGHTED_SPLITS, attention_received, token_weights
-from kvxfer.text.corpus import RowCounts, Rows
+from kvxfer.moments.spec import CALIBRATION_SPLITS, SELECTION_SPLITS, CalibrationSpec
+from kvxfer.moments.token_weights import attention_received, token_weights
+from kvxfer.text.corpus import Rows
+
+__all__ = [
+    "CALIBRATION_SPLITS",
+    "SELECTION_SPLITS",
+    "CalibrationSpec",
+    "Extractor",
+    "accumulate",
+    "finite_rows",
+    "kept_positions",
+    "layout_for",
+]
 
 log = logging.getLogger("kvxfer")
-
-CALIBRATION_SPLITS = ("fit", "validation", "held_out")
-SELECTION_SPLITS = ("fit", "validation")
-"""Splits whose first rows choose the source layers that are kept."""
-
-WEIGHTS = ("none", "attention")
-
-
-@dataclass(frozen=True)
-class CalibrationSpec:
-    """How a pass is made.
-
-    Args:
-        features: the richest design that a map fitted from these moments may use.
-        layers: candidate source layers, or None for all.
-        stride: every how many tokens one is kept.
-        batch_size: rows per forward pass.
-        metrics: keep the queries' moments, for penalties, ranks and criteria that weigh errors by attention.
-        probe_rows: validation rows whose content, queries and attention are kept beside the moments (0: none).
-        probe_tokens: how much of each probe row is kept.
-        keep_layers: how many source layers each target layer may read, chosen by a small first pass; None: all.
-        selection_rows: rows of the fit split (and at most as many of the validation split) that the first pass reads.
-        weights: ``attention`` also keeps moments per target layer whose tokens are weighed by its attention; ``none``.
-        weight_clip: the largest weight of a token, in medians of its row.
-        max_bad_rows: share of rows with a non-finite value above which the pass fails.
-        checkpoint_minutes: how often the state is saved (0: after every batch).
-    """
-
-    features: Features = field(default_factory=lambda: DESIGNS["same"])
-    layers: tuple[int, ...] | None = None
-    stride: int = 1
-    batch_size: int = 8
-    metrics: bool = True
-    probe_rows: int = 0
-    probe_tokens: int = 256
-    keep_layers: int | None = None
-    selection_rows: int = 64
-    weights: str = "none"
-    weight_clip: float = 10.0
-    max_bad_rows: float = 0.01
-    checkpoint_minutes: float = 5.0
-
-    def __post_init__(self) -> None:
-        least = {"stride": 1, "batch_size": 1, "probe_rows": 0, "probe_tokens": 1, "keep_layers": 1}
-        for key, minimum in (least | {"selection_rows": 1}).items():
-            if getattr(self, key) is not None and getattr(self, key) < minimum:
-                raise KvxferError(f"calibration.{key}={getattr(self, key)} must be {minimum} or more")
-        if self.weights not in WEIGHTS:
-            raise KvxferError(f"calibration.weights={self.weights!r} is none of auto, {', '.join(WEIGHTS)}")
-        if not 1 <= self.weight_clip < math.inf:
-            raise KvxferError(
-                f"calibration.weight_clip={self.weight_clip} must be 1 or more (finite) medians of a row's weights"
-            )
-        if not 0 <= self.max_bad_rows <= 1:
-            raise KvxferError(f"calibration.max_bad_rows={self.max_bad_rows} must be a share between 0 and 1")
-        if not self.checkpoint_minutes >= 0:
-            raise KvxferError(f"calibration.checkpoint_minutes={self.checkpoint_minutes} must be 0 or more")
-
-    def identity(self, rows: RowCounts) -> dict[str, Any]:
-        """What decides the numbers of a pass over so many rows; what is off leaves no trace."""
-        optional: dict[str, Any] = {}
-        if self.keep_layers is not None:
-            read = [min(self.selection_rows, rows.of(split)) for split in SELECTION_SPLITS]
-            optional["keep_layers"] = [self.keep_layers, *read]
-        if self.weights != "none":
-            optional["weights"] = self.weighing
-        return {
-            "features": self.features.identity(),
-            "layers": list(self.layers) if self.layers is not None else "all",
-            "stride": self.stride,
-            "batch_size": self.batch_size,
-            "metrics": self.metrics,
-            "probe": [self.probe_rows, self.probe_tokens, PROBE_VERSION] if self.probe_rows else None,
-            "max_bad_rows": self.max_bad_rows,
-            **optional,
-        }
-
-    @property
-    def overrides(self) -> str:
-        """What a solver decides of a pass where it is left to it, as calibrate.py can be told."""
-        return f"calibration.features={self.features.name} calibration.weights={self.weights} " + (
-            f"calibration.probe_rows={self.probe_rows}"
-        )
-
-    @property
-    def weighing(self) -> dict[str, Any] | None:
-        """What tokens are weighed by, for manifests; None if they are not."""
-        return None if self.weights == "none" else {"by": self.weights, "clip": float(self.weight_clip)}
-
-    def weighs(self, split: str) -> bool:
-        """Whether a split's tokens are weighed too."""
-        return self.weights != "none" and split in WEIGHTED_SPLITS
-
-    def source_layers(self, available: int) -> list[int]:
-        """The candidate source layers, checked against the source's depth."""
-        if self.layers is None:
-            return list(range(available))
-        bad = [layer for layer in self.layers if not 0 <= layer < available]
-        if bad or not self.layers:
-            raise KvxferError(f"calibration.layers={list(self.layers)}: the source has layers 0 to {available - 1}")
-        return sorted(set(self.layers))
 
 
 def layout_for(pair: Pair, spec: CalibrationSpec, kept: Sequence[Sequence[int]] | None = None) -> Layout:

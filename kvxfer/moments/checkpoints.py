@@ -19,7 +19,7 @@ from kvxfer.models.geometry import Geometry
 from kvxfer.moments.moments import Layout, Moments
 from kvxfer.moments.query_metric import QueryMoments
 from kvxfer.moments.sinks import SinkCounter
-from kvxfer.moments.token_weights import WEIGHTED_SPLITS
+from kvxfer.moments.spec import WEIGHTED_SPLITS
 
 _POINTER = "checkpoint.json"
 

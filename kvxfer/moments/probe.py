@@ -21,8 +21,6 @@ from kvxfer.maps.columns import shifted
 from kvxfer.maps.random_features import RandomFeatures, random_columns
 
 PROBE = "probe.safetensors"
-PROBE_VERSION = 2
-"""What the file holds; part of the id of a calibration that keeps a probe. 2: all that attention's output needs."""
 
 SHARED = ("cos", "sin", "scaling", "scale", "exact")
 OUTPUT = "target.output."

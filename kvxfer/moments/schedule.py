@@ -14,7 +14,7 @@ from kvxfer.models.pair import Pair
 from kvxfer.moments.calibration import CALIBRATION_SPLITS, CalibrationSpec, kept_positions, layout_for
 from kvxfer.moments.layout import Layout
 from kvxfer.moments.probe_pass import probe_bytes
-from kvxfer.moments.token_weights import WEIGHTED_SPLITS
+from kvxfer.moments.spec import WEIGHTED_SPLITS
 
 _DEVICE_SHARE = 0.6
 """Of the free device memory, what the accumulators may take; the rest is for activations."""

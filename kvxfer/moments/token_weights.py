@@ -11,9 +11,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-WEIGHTED_SPLITS = ("fit", "validation")
-"""Splits whose tokens are weighed; the held-out split reports plain numbers."""
-
 
 def attention_received(
     queries: Float[Tensor, "batch query_heads tokens dim"],

@@ -17,17 +17,19 @@ def report(arguments: Sequence[str]) -> None:
         "kvxfer report", description="Set evaluations side by side in comparison.md and comparison.html."
     )
     parser.add_argument("runs", nargs="+", help="directories or ids of finished evaluations")
-    parser.add_argument("--outputs", type=Path, default=Path("outputs"), help="where ids are looked for")
+    parser.add_argument("--outputs", type=Path, default=Path("outputs"), help="where runs are looked for")
     parser.add_argument("--out", type=Path, default=Path(), help="the folder to write to (default: this one)")
     given = parser.parse_args(arguments)
     # --help needs none of it.
-    from kvxfer.report.evaluations import find
+    from kvxfer.report.evaluated import find, finished
     from kvxfer.report.side_by_side import write_comparison
 
     try:
         runs = find(given.runs, given.outputs)
         try:
-            paths = write_comparison(runs, given.out)
+            # What diagnostics foretell is told over all maps of their pair that were evaluated there.
+            diagnosed = any(run.kind == "diagnostics" for run in runs)
+            paths = write_comparison(runs, given.out, finished(given.outputs) if diagnosed else [])
         except OSError as error:
             raise KvxferError(f"cannot write to {given.out} (--out): {error.strerror}") from error
     except KvxferError as error:

@@ -1,101 +1,84 @@
-"""Do diagnostics foretell what a map is worth? Correlations over all maps of a pair that were evaluated so far."""
+"""Do diagnostics foretell what a map is worth? Correlations over the maps of a pair that have both."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from kvxfer.errors import KvxferError
-from kvxfer.evals.evaluation import Subject
 from kvxfer.evals.statistics import correlation
-from kvxfer.files import read_json
+from kvxfer.report.diagnostics import NAMES
+from kvxfer.report.numbers import interval, number, p_value
+from kvxfer.report.prose import fill
+from kvxfer.report.table import Table
 
-MEASURES = (
-    "cosine",
-    "cosine_output",
-    "r2_keys",
-    "r2_values",
-    "concentration_keys",
-    "concentration_values",
-    "kl",
-    "agreement",
-)
-"""The diagnostics of a domain that are one number."""
+Json = Mapping[str, Any]
 
-DOWNSTREAM = ("retention", "gap_recovered_nats")
-"""What they are compared with, of the mapped cache in an evaluation of items."""
+DOWNSTREAM = {"retention": "accuracy retained", "gap_recovered_nats": "gap recovered (nats)"}
+"""What diagnostics are compared with, of the mapped cache in an evaluation of items."""
 
 FEWEST_MAPS = 4
 
 _SAME_SCORES = ("name", "conditions", "batch_size", "generate")
 
 
-def correlate(subject: Subject, asked: Mapping[str, Any], measured: Mapping[str, float | None]) -> dict[str, Any]:
+def correlate(found: Sequence[Json], own: Json) -> dict[str, Any]:
     """Each diagnostic against each downstream measure, over the maps that have both.
 
     Args:
-        asked: what this run's diagnostics are of; those of other maps count where they are of the same.
-        measured: this map's, by ``MEASURES``.
+        found: results of evaluations, older ones first; of a map that was evaluated again the last one counts.
+        own: those of a run of diagnostics: others of the same pair count where their diagnostics are of the same.
 
     Returns:
         ``maps`` (one row each: its map, features, diagnostics, downstream), ``question`` (what the items were), and
         ``rows`` (``measure``, ``downstream``, ``n``; ``pearson`` and ``spearman`` with value, interval and p where
         ``n`` is at least ``FEWEST_MAPS``).
     """
-    found = _finished(subject)
+    same = [results for results in (*found, own) if _models(results) == _models(own)]
     diagnosed = {
-        results["map"]["sha256"]: {name: results["data"]["domains"][0][name]["value"] for name in MEASURES}
-        for results in found
-        if results.get("kind") == "diagnostics" and results["data"].get("asked") == asked
+        results["map"]["sha256"]: {name: results["data"]["domains"][0][name]["value"] for name in NAMES}
+        for results in same
+        if results["kind"] == "diagnostics" and results["data"]["asked"] == own["data"]["asked"]
     }
-    diagnosed[subject.cache_map.hash] = dict(measured)
-    question, worth = _downstream([results for results in found if "kind" not in results], diagnosed)
+    question, worth = _downstream([results for results in same if results["kind"] == "items"], diagnosed)
     maps = [{"map": name, **about, "diagnostics": diagnosed[name]} for name, about in sorted(worth.items())]
-    rows = [_row(maps, measure, downstream) for measure in MEASURES for downstream in DOWNSTREAM]
-    return {"maps": maps, "question": question, "rows": rows, "fewest": FEWEST_MAPS}
+    rows = [_row(maps, measure, downstream) for measure in NAMES for downstream in DOWNSTREAM]
+    return {"maps": maps, "question": question, "rows": rows}
 
 
-def _finished(subject: Subject) -> list[dict[str, Any]]:
-    """Results of evaluations of this pair, older ones first."""
-    pair, found = subject.pair.describe(), []
-    for file in sorted((subject.outputs / "evaluate").glob("*/results.json"), key=lambda each: each.stat().st_mtime):
-        results = _read(file)
-        about = results.get("pair")
-        if isinstance(about, dict) and {key: value for key, value in about.items() if key != "name"} == pair:
-            found.append(results)
-    return found
+def section(found: Json) -> str:
+    """The correlations as a section of a report."""
+    rows = [
+        (NAMES[row["measure"]], DOWNSTREAM[row["downstream"]], str(row["n"]), *_cells(row["pearson"], row["spearman"]))
+        for row in found["rows"]
+        if "pearson" in row
+    ]
+    header = ("Diagnostic", "against", "maps", "Pearson", "95 % interval", "p", "Spearman", "95 % interval", "p")
+    return fill("correlations", count=len(found["maps"]), fewest=FEWEST_MAPS, table=Table(header, rows))
 
 
-def _read(file: Path) -> dict[str, Any]:
-    """A results file, or nothing: what another version or a broken disk left must not end an evaluation."""
-    try:
-        found = read_json(file)
-    except KvxferError:
-        return {}
-    return found if isinstance(found, dict) else {}
+def _cells(*found: Json) -> list[str]:
+    cells = ((number(one["value"], 2, sign=True), interval(one["ci"], "number"), p_value(one["p"])) for one in found)
+    return [cell for three in cells for cell in three]
 
 
-def _question(results: Mapping[str, Any]) -> str:
+def _models(results: Json) -> dict[str, Any]:
+    return {key: value for key, value in results["pair"].items() if key != "name"}
+
+
+def _question(results: Json) -> str:
     """What an evaluation of items asked, blind to what does not change the mapped cache's scores."""
     config = results["provenance"]["config"]
     asked = {key: value for key, value in config["eval"].items() if key not in _SAME_SCORES}
     return json.dumps({"eval": asked, "corpus": config["corpus"], "plan": config["plan"]}, sort_keys=True)
 
 
-def _downstream(
-    results: Sequence[Mapping[str, Any]], diagnosed: Mapping[str, Any]
-) -> tuple[dict[str, Any] | None, dict[str, dict[str, Any]]]:
+def _downstream(results: Sequence[Json], diagnosed: Json) -> tuple[dict[str, Any] | None, dict[str, dict[str, Any]]]:
     """Of the question that most of the diagnosed maps were asked: the question, and what each map came to."""
-    usable = [
-        each
-        for each in results
-        if (each.get("map") or {}).get("sha256") in diagnosed and "mapped" in each.get("conditions", {})
-    ]
+    usable = [each for each in results if each["map"]["sha256"] in diagnosed]
     if not usable:
         return None, {}
     asked = Counter(question for question, _ in {(_question(each), each["map"]["sha256"]) for each in usable})
@@ -103,13 +86,13 @@ def _downstream(
     worth = {}
     for each in usable:
         if _question(each) == chosen:
-            mapped = each["conditions"]["mapped"]
+            mapped = each["data"]["conditions"]["mapped"]
             about = {key: each["map"][key] for key in ("run_id", "features", "solver")}
             worth[each["map"]["sha256"]] = {**about, "downstream": {name: mapped.get(name) for name in DOWNSTREAM}}
     return json.loads(chosen), worth
 
 
-def _row(maps: Sequence[Mapping[str, Any]], measure: str, downstream: str) -> dict[str, Any]:
+def _row(maps: Sequence[Json], measure: str, downstream: str) -> dict[str, Any]:
     pairs = [(each["diagnostics"][measure], each["downstream"][downstream]) for each in maps]
     kept = np.array([pair for pair in pairs if None not in pair], dtype=np.float64).reshape(-1, 2)
     row: dict[str, Any] = {"measure": measure, "downstream": downstream, "n": len(kept)}

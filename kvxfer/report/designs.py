@@ -1,74 +1,140 @@
-"""Several designs of a map side by side: the sections of a comparison's report."""
+"""Several designs of a map side by side (``designs``): the shared baselines once, the best design in full."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from kvxfer.report.markdown import (
+import rich.table
+
+from kvxfer.errors import KvxferError
+from kvxfer.report.document import Results, about_map, document, lead, provenance
+from kvxfer.report.first_screen import FirstScreen
+from kvxfer.report.kinds import REPORTS
+from kvxfer.report.numbers import p_text, p_value, percent, points, quantity
+from kvxfer.report.prose import fill
+from kvxfer.report.questions import (
     MEASURES,
-    PER_DESIGN,
-    Results,
-    body,
+    against,
+    beside_figure,
     conditions_table,
-    figure_paths,
-    lead,
+    narrow_table,
     numbers,
-    table,
+    terminal_table,
 )
-from kvxfer.report.tables import p_text, p_value, percent, points, quantity
-from kvxfer.report.verdict import few_documents, fit_warning, verdict
-from kvxfer.report.wording import DESIGNS
+from kvxfer.report.table import Table
+from kvxfer.report.verdict import Verdict, few_documents, fit_warning, verdict
+from kvxfer.report.wording import DESIGNS, condition_name
+
+PER_DESIGN = ("mapped", "mapped_all", "wrong_donor", "random_map")
+FIGURE = "figures/designs.png"
+SAME_ITEMS = 1e-6
 
 
-def design_rows(designs: Mapping[str, Results]) -> tuple[dict[str, Mapping[str, Any]], dict[str, str]]:
-    """Conditions and their names for one figure of all designs: the shared ones, then each design's mapped cache."""
-    first = next(iter(designs.values()))["conditions"]
-    rows: dict[str, Mapping[str, Any]] = {c: first[c] for c in ("ceiling", "source") if c in first}
-    rows |= {f"mapped {name}": results["conditions"]["mapped"] for name, results in designs.items()}
-    rows |= {c: first[c] for c in ("floor", "raw_copy", "no_context") if c in first}
-    return rows, {f"mapped {name}": f"Mapped cache, design “{name}”" for name in designs}
+def best_design(designs: Mapping[str, Results]) -> str:
+    """The design whose mapped cache is most accurate, the lowest nats deciding ties and tasks without accuracy."""
+    if not designs:
+        raise KvxferError("designs: 0 were evaluated and at least 1 is needed; name one of same, both, previous")
+
+    def rank(name: str) -> tuple[float, float]:
+        row = designs[name]["data"]["conditions"]["mapped"]
+        return row["accuracy"] or 0.0, -row["nats"]
+
+    return max(designs, key=rank)
 
 
-def comparison_lead(designs: Mapping[str, Results], best: str) -> list[str]:
-    """The verdict on the best design, and what is left of it after so many tries."""
-    chosen = designs[best]
-    said = verdict(chosen["conditions"], chosen["tests"], subject=f"The best of {len(designs)} designs, {best},")
-    lines = [f"**{said.sentence}**", "", *_strict(chosen, len(designs))]
-    if (few := few_documents(chosen)) is not None:
-        lines += [f"**{few}**", ""]
+def compare_designs(designs: Mapping[str, Results], title: str) -> dict[str, Any]:
+    """results.json of a comparison: every design's results, and the best one's name, run, map and verdict.
+
+    Raises KvxferError when two designs were not scored on the same items: their ceilings or sources differ.
+    """
+    best = best_design(designs)
     for name, results in designs.items():
-        if (warning := fit_warning(results)) is not None:
-            lines += [f"**Design `{name}`: {warning}**", ""]
-    return lines
-
-
-def comparison(designs: Mapping[str, Results], best: str) -> list[str]:
-    """The shared baselines once, one row per design, then the best one in full."""
+        for condition in ("ceiling", "source"):
+            a, b = (r["data"]["conditions"][condition] for r in (designs[best], results))
+            if a["n"] != b["n"] or abs(a["nats"] - b["nats"]) > SAME_ITEMS * max(1.0, abs(a["nats"])):
+                raise KvxferError(
+                    f"designs {best} and {name}: {condition} has {a['nats']:.6g} nats on {a['n']} items and "
+                    f"{b['nats']:.6g} on {b['n']}; evaluate them on the same items"
+                )
     chosen = designs[best]
-    lines = ["## The designs", "", "What a target layer's keys and values are computed from:", ""]
-    lines += [f"- `{name}`: {DESIGNS.get(name, 'see its configuration')}" for name in designs]
-    header = ("Design", *MEASURES, "vs source", "p (McNemar)", "p (paired t)", "Map", "Prefill share")
-    rows = []
-    for name, results in designs.items():
-        test, fitted = results["tests"]["mapped_vs_source"], results["map"] or {}
-        cost = (quantity(fitted.get("parameters")), percent(fitted.get("share_of_prefill_flops")))
-        tests = (points(test["accuracy_difference"]), p_value(test["accuracy_p"]), p_value(test["nll_p"]))
-        label = f"**{name}** (best)" if name == best else name
-        rows.append((label, *numbers(results["conditions"]["mapped"]), *tests, *cost))
-    lines += ["", *table(header, rows)]
-    lines += ["Map: its parameters. Prefill share: its FLOPs per token in percent of the target's prefill.", ""]
-    shared = {name: row for name, row in chosen["conditions"].items() if name not in PER_DESIGN}
-    lines += ["What all designs are measured against:", "", *conditions_table(shared)]
-    lines += [f"![All designs with 95 % intervals]({figure_paths({'designs': designs})['designs']})", ""]
-    return [*lines, "---", "", f"The rest is about the best design, `{best}`.", "", *lead(chosen), *body(chosen)]
+    said = _verdict(chosen["data"], f"The best of {len(designs)} designs, {best},")
+    own = {"kind": "designs", "title": title, "verdict": vars(said)}
+    return {**chosen, **own, "data": {"designs": dict(designs), "best": best}}
 
 
-def _strict(chosen: Results, count: int) -> list[str]:
+def _verdict(data: Results, subject: str) -> Verdict:
+    return verdict(data["conditions"], data["tests"], subject=subject)
+
+
+def render(results: Results) -> str:
+    """Markdown: the verdict on the best design and what is left of it after so many tries, all designs, the best."""
+    designs, best = results["data"]["designs"], results["data"]["best"]
+    chosen, report = designs[best], REPORTS["items"]
+    conditions = chosen["data"]["conditions"]
+    own = fill(
+        "designs",
+        designs={name: DESIGNS.get(name, "see its configuration") for name in designs},
+        table=_table(designs, best),
+        shared=conditions_table({name: row for name, row in conditions.items() if name not in PER_DESIGN}),
+        figure=FIGURE,
+        best=best,
+        lead=lead(report.verdict(chosen["data"]).sentence, report.remarks(chosen["data"])),
+    )
+    said = [results["verdict"]["sentence"], *_remarks(designs, best)]
+    rows = [(condition_name(name), chosen["data"], name) for name in ("ceiling", "source")]
+    rows += [(f"Mapped, {name}", each["data"], "mapped") for name, each in designs.items()]
+    found = [*against(chosen["data"]), *_strict(chosen["data"], len(designs))]
+    first = FirstScreen(narrow_table(rows), FIGURE, "All designs with 95 % intervals", found).markdown(said)
+    sections = [own, report.sections(chosen["data"]), about_map(chosen), provenance(chosen)]
+    return document(results["title"], first, sections)
+
+
+def _remarks(designs: Mapping[str, Results], best: str) -> list[str]:
+    few = few_documents(designs[best]["data"])
+    warned = {name: fit_warning(results["data"]) for name, results in designs.items()}
+    return [*([] if few is None else [few]), *(f"Design `{name}`: {said}" for name, said in warned.items() if said)]
+
+
+def _strict(data: Results, count: int) -> list[str]:
     """The best of several was picked on the items it is tested on; Bonferroni's p says what is left of it."""
-    test = chosen["tests"]["mapped_vs_source"]
+    test = data["tests"]["mapped_vs_source"]
     keys = {"accuracy_p": "McNemar", "nll_p": "paired t"}
     said = [f"{name} {p_text(min(1.0, count * test[key]))}" for key, name in keys.items() if test.get(key) is not None]
     if count < 2 or not said:
         return []
-    return [f"It was picked on these same items; corrected for {count} tries (Bonferroni): {', '.join(said)}.", ""]
+    return [f"It was picked on these same items; corrected for {count} tries (Bonferroni): {', '.join(said)}."]
+
+
+def _table(designs: Mapping[str, Results], best: str) -> Table:
+    header = ("Design", *MEASURES, "vs source", "p (McNemar)", "p (paired t)", "Map", "Prefill share")
+    rows = []
+    for name, results in designs.items():
+        test, fitted = results["data"]["tests"]["mapped_vs_source"], results["map"]
+        cost = (quantity(fitted.get("parameters")), percent(fitted.get("share_of_prefill_flops")))
+        tests = (points(test["accuracy_difference"]), p_value(test["accuracy_p"]), p_value(test["nll_p"]))
+        label = f"**{name}** (best)" if name == best else name
+        rows.append((label, *numbers(results["data"]["conditions"]["mapped"]), *tests, *cost))
+    return Table(header, rows)
+
+
+def figures(results: Results, directory: Path) -> None:
+    """All designs in one figure, between what they share; and the best one's own."""
+    designs = {name: each["data"] for name, each in results["data"]["designs"].items()}
+    beside_figure({f"Mapped cache, design “{name}”": data for name, data in designs.items()}, directory / FIGURE)
+    REPORTS["items"].figures(designs[results["data"]["best"]], directory / "figures")
+
+
+def terminal(results: Results) -> rich.table.Table:
+    """The shared conditions once, then the mapped cache of every design."""
+    designs, best = results["data"]["designs"], results["data"]["best"]
+    data = designs[best]["data"]
+    shared = [name for name in data["conditions"] if name not in PER_DESIGN]
+    rows = [(condition_name(name, short=True), data, name) for name in shared]
+    for name, design in designs.items():
+        labels = {"mapped": f"Mapped, {name}", "mapped_all": "  all but last"}
+        own = design["data"]
+        rows += [(label, own, key) for key, label in labels.items() if key in own["conditions"]]
+    said = _verdict(data, f"The mapped cache ({best})").sentence
+    return terminal_table(results["title"], rows, [said, *REPORTS["items"].remarks(data)])

@@ -1,24 +1,23 @@
-"""What eval=diagnostics tells a reader: means by domain, every layer, two figures, and correlations."""
+"""What keys and values do inside the target (``diagnostics``): means by domain, every layer, and two figures."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
-from matplotlib import colormaps, rc_context
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from kvxfer.maps.blocks import KINDS
-from kvxfer.report.figures import COLOURS, DPI, INK, LINE, MUTED, NUMBERS_UP_TO, STYLE
-from kvxfer.report.markdown import table
-from kvxfer.report.tables import interval, number, p_value, percent
+from kvxfer.evals.statistics import Outcome, outcome
+from kvxfer.report.figures import COLOURS, LINE, MUTED, canvas, heat_panel, tidy
+from kvxfer.report.first_screen import MOST_COLUMNS, FirstScreen
+from kvxfer.report.kind_report import Json, KindReport
+from kvxfer.report.numbers import interval, number, p_text, percent
+from kvxfer.report.prose import fill
+from kvxfer.report.table import Table
+from kvxfer.report.verdict import Verdict
 
-Data = Mapping[str, Any]
-
+KINDS = ("keys", "values")
 HEADS, R2 = "diagnostics_cosine.png", "diagnostics_r2.png"
 FIGURES = {
     HEADS: "Cosine of every head's attention output with the true one",
@@ -34,32 +33,87 @@ NAMES = {
     "kl": "KL(ceiling ‖ mapped), nats",
     "agreement": "Same first choice",
 }
-DOWNSTREAM_NAMES = {"retention": "accuracy retained", "gap_recovered_nats": "gap recovered (nats)"}
+"""The diagnostics of a domain that are one number."""
 
 
-def domains_table(data: Data) -> list[str]:
+class DiagnosticsReport(KindReport):
+    """Whose next-token predictions are nearer to the ceiling's: the mapped cache's, or the source's?"""
+
+    heading = "Diagnostics"
+    logged = "eval/diagnostics"
+
+    def verdict(self, data: Json) -> Verdict:
+        """By KL from the ceiling, on the run's own text."""
+        own = data["domains"][0]
+        test, ci = own["kl_test"], own["kl_test"]["ci"]
+        result: Outcome = outcome(test["p"], test["difference"], ci, higher_is_better=False)
+        head = {
+            "better": "The mapped cache predicts the next token as the ceiling does more closely than the source does",
+            "worse": "The mapped cache predicts the next token as the ceiling does less closely than the source does",
+            "none": "It is not shown that the mapped cache predicts the next token more as the ceiling does than the "
+            "source does",
+        }[result]
+        mapped, source = own["predictions"]["mapped"], own["predictions"]["source"]
+        said = (
+            f"{head}: KL {number(mapped['kl']['value'])} against {number(source['kl']['value'])} nats per token "
+            f"({number(test['difference'], sign=True)}, 95 % interval {interval(ci, 'number')}, paired t "
+            f"{p_text(test['p'])}), the same first choice in {percent(mapped['agreement']['value'])} against "
+            f"{percent(source['agreement']['value'])}; attention outputs have a mean cosine of "
+            f"{number(own['cosine']['value'])} with the true ones, the worst head's is "
+            f"{number(own['worst_head']['cosine'])} (layer {own['worst_head']['layer']}, head "
+            f"{own['worst_head']['head']})."
+        )
+        kinds: dict[Outcome, Any] = {"better": "beats", "worse": "worse", "none": "none"}
+        return Verdict(kinds[result], head, said)
+
+    def first_screen(self, data: Json) -> FirstScreen:
+        """Means by domain, of as many domains as a page has room for, and the head that is worst."""
+        table, own = _domains_table(data), data["domains"][0]
+        worst = own["worst_head"]
+        against = [
+            f"The attention output of layer {worst['layer']}, head {worst['head']} has a cosine of "
+            f"{number(worst['cosine'])} with the true one, the lowest of all heads."
+        ]
+        return FirstScreen(table.only(*table.columns[:MOST_COLUMNS]), f"figures/{HEADS}", FIGURES[HEADS], against)
+
+    def sections(self, data: Json) -> str:
+        """Means by domain, every layer of the run's own text, and figures."""
+        return fill(
+            "diagnostics",
+            asked=data["asked"],
+            domains=_domains_table(data),
+            layers=_layers_table(data),
+            own=data["domains"][0]["domain"],
+            figures=FIGURES,
+        )
+
+    def metrics(self, data: Json) -> dict[str, float]:
+        """The means by domain."""
+        return {
+            f"{domain['domain']}/{name}": domain[name]["value"]
+            for domain in data["domains"]
+            for name in NAMES
+            if domain[name]["value"] is not None
+        }
+
+    def figures(self, data: Json, folder: Path) -> None:
+        """Cosine by layer and head, and R² by layer."""
+        _heads_figure(data, folder / HEADS)
+        _r2_figure(data, folder / R2)
+
+
+def _domains_table(data: Json) -> Table:
     """One column per domain."""
-    asked, domains = data["asked"], data["domains"]
+    domains = data["domains"]
     rows = [(title, *(_with_interval(domain[name], name) for domain in domains)) for name, title in NAMES.items()]
     source = [domain["predictions"]["source"] for domain in domains]
     rows.append(("KL(ceiling ‖ source), nats", *(_with_interval(each["kl"], "kl") for each in source)))
     rows.append(("Same first choice, source", *(_with_interval(each["agreement"], "agreement") for each in source)))
     header = ("Mean", *(f"{d['domain']} ({d['rows']} rows, {d['documents']} documents)" for d in domains))
-    return [
-        f"Rows of {asked['prefix']} tokens are handed over and the {asked['scored']} tokens after them are read. The "
-        "true queries of those tokens attend to true and to mapped keys and values: the cosine is that of the two "
-        "outputs. R² is over the mapped tokens, in content space. With 95 % intervals, bootstrap over documents.",
-        "",
-        *table(header, rows),
-        "K-concentration is the mean squared error of attention scores divided by what it would be if the keys' error "
-        "lay evenly in all directions: above 1 the error lies where queries look. V-concentration is the values' "
-        "squared error weighted by the squared true attention, divided by its plain mean: above 1 the error lies in "
-        "tokens that are looked at.",
-        "",
-    ]
+    return Table(header, rows)
 
 
-def _with_interval(found: Mapping[str, Any], name: str) -> str:
+def _with_interval(found: Json, name: str) -> str:
     share = name == "agreement"
     if found["value"] is None:
         return number(None)
@@ -67,7 +121,7 @@ def _with_interval(found: Mapping[str, Any], name: str) -> str:
     return f"{percent(found['value']) if share else number(found['value'])} {ci}".rstrip()
 
 
-def layers_table(data: Data) -> list[str]:
+def _layers_table(data: Json) -> Table:
     """Every target layer of the run's own text, with the fit's own held-out R² where it was recorded."""
     own, recorded = data["domains"][0], data["recorded_r2"]
     header = ["Target layer", "R² keys", "fit's", "R² values", "fit's", "Cosine, mean of heads", "worst head"]
@@ -82,86 +136,33 @@ def layers_table(data: Data) -> list[str]:
         for name in ("cosine_output_layers", "concentration_keys_layers", "concentration_values_layers"):
             cells.append(number(own[name][layer]))
         rows.append(cells)
-    note = f"On {own['domain']}; “fit's” is what the fit reported for its own held-out rows."
-    return ["### By target layer", "", *table(header, rows), note, ""]
+    return Table(header, rows)
 
 
-def correlation_table(found: Mapping[str, Any]) -> list[str]:
-    """Each diagnostic against what maps are worth, over all maps that have both."""
-    lines = ["### Do diagnostics foretell what a map is worth?", ""]
-    count = len(found["maps"])
-    if count < found["fewest"]:
-        return [
-            *lines,
-            f"Too few maps ({count}): {found['fewest']} maps of this pair need these diagnostics and an evaluation of "
-            "items (as eval=standard).",
-            "",
-        ]
-    rows = []
-    for row in found["rows"]:
-        if "pearson" in row:
-            cells = [cell for name in ("pearson", "spearman") for cell in _correlation(row[name])]
-            rows.append((NAMES[row["measure"]], DOWNSTREAM_NAMES[row["downstream"]], str(row["n"]), *cells))
-    header = ("Diagnostic", "against", "maps", "Pearson", "95 % interval", "p", "Spearman", "95 % interval", "p")
-    return [
-        *lines,
-        f"Over the {count} maps of this pair that were diagnosed and asked the same items (intervals: bootstrap over "
-        "maps, which are few and no random sample: read them as a description). The paper has .57 for the cosine and "
-        "\N{MINUS SIGN}.20 for the R² of keys, over 12 pairs and directions.",
-        "",
-        *table(header, rows),
-    ]
-
-
-def _correlation(found: Mapping[str, Any]) -> tuple[str, str, str]:
-    return number(found["value"], 2, sign=True), interval(found["ci"], "number"), p_value(found["p"])
-
-
-def figures_of(data: Data, folder: Path) -> None:
-    """Both figures."""
-    _heads_figure(data, folder / HEADS)
-    _r2_figure(data, folder / R2)
-
-
-def _heads_figure(data: Data, path: Path) -> None:
+def _heads_figure(data: Json, path: Path) -> None:
     """A panel per domain: target layers down, query heads across, and the mean over rows as colour."""
     domains = data["domains"]
     grids = [_array(domain["cosine_heads"]) for domain in domains]
     layers, heads = grids[0].shape
-    small = max(layers, heads) <= NUMBERS_UP_TO
     lowest = min(0.0, *(float(np.nanmin(grid)) for grid in grids))
-    with rc_context(STYLE):
-        size = (min(0.62 * heads, 7) + 0.9, min(0.46 * layers, 9) + 1.3)
-        figure = Figure(figsize=(len(domains) * size[0] + 1.2, size[1]))
-        figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.1)
+    size = (min(0.62 * heads, 7) + 0.9, min(0.46 * layers, 9) + 1.3)
+    with canvas(path, (len(domains) * size[0] + 1.2, size[1])) as figure:
         panels = figure.subplots(1, len(domains), sharey=True, squeeze=False)[0]
-        colours = colormaps["Blues"].with_extremes(bad="#eceff2")
         for axes, grid, domain in zip(panels, grids, domains, strict=True):
-            image = axes.imshow(np.ma.masked_invalid(grid), cmap=colours, vmin=lowest, vmax=1.0, aspect="auto")
-            if small:
-                for (layer, head), value in np.ndenumerate(grid):
-                    colour = "white" if value > lowest + 0.6 * (1 - lowest) else INK
-                    text = f"{value:.2f}".replace("-", "\N{MINUS SIGN}")
-                    axes.text(head, layer, text, ha="center", va="center", color=colour, fontsize=8.5)
+            image = heat_panel(axes, grid, lowest, aspect="auto")
             axes.set_title(domain["domain"], loc="left", fontweight="bold")
             axes.set_xlabel("query head")
-            axes.set_xticks(range(0, heads, 1 if small else max(1, heads // 9)))
-            axes.set_yticks(range(0, layers, 1 if small else max(1, layers // 9)))
-            _bare(axes)
         panels[0].set_ylabel("target layer")
         bar = figure.colorbar(image, ax=list(panels), fraction=0.05, pad=0.02)
         bar.set_label("cosine with the true attention output")
         bar.outline.set_edgecolor(LINE)
-        figure.savefig(path, dpi=DPI, facecolor="white")
 
 
-def _r2_figure(data: Data, path: Path) -> None:
+def _r2_figure(data: Json, path: Path) -> None:
     """Keys left, values right: a line per domain, and the fit's own held-out R² dotted."""
     domains, recorded = data["domains"], data["recorded_r2"]
     shades = (COLOURS["mapped"], "#2f9e6e", "#a04fa8", "#c0392b", "#7a6a1d")
-    with rc_context(STYLE):
-        figure = Figure(figsize=(9.0, 3.6))
-        figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.1)
+    with canvas(path, (9.0, 3.6)) as figure:
         panels = figure.subplots(1, 2, sharey=True)
         lowest = 0.0
         for axes, kind in zip(panels, KINDS, strict=True):
@@ -176,22 +177,14 @@ def _r2_figure(data: Data, path: Path) -> None:
             axes.set_title(kind.capitalize(), loc="left", fontweight="bold")
             axes.set_xlabel("target layer")
             axes.set_xticks(range(0, len(values), max(1, len(values) // 10)))
-            axes.grid(axis="y", color=LINE, linewidth=0.8)
-            _bare(axes, keep=("left", "bottom"))
+            tidy(axes, keep=("left", "bottom"))
         # Far below zero nothing is left to read; the table has the numbers.
         panels[0].set_ylim(max(lowest, -1.0) - 0.04, 1.04)
         panels[0].set_ylabel("R² over the mapped tokens")
         figure.legend(
             *panels[0].get_legend_handles_labels(), frameon=False, fontsize=9, ncols=6, loc="outside lower center"
         )
-        figure.savefig(path, dpi=DPI, facecolor="white")
 
 
 def _array(rows: Any) -> Float[np.ndarray, "rows columns"]:
     return np.array([[np.nan if value is None else value for value in row] for row in rows], dtype=np.float64)
-
-
-def _bare(axes: Axes, keep: tuple[str, ...] = ()) -> None:
-    axes.tick_params(length=0)
-    for side, spine in axes.spines.items():
-        spine.set_visible(side in keep)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float
 from matplotlib import colormaps, rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator
 
 from kvxfer.errors import KvxferError
 from kvxfer.evals.statistics import CONDITIONS
@@ -44,88 +46,57 @@ STYLE = {
 }
 
 
-def _pad(figure: Figure) -> None:
-    """Room at the edges, so that nothing touches the page's text."""
-    figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.1)
+@contextmanager
+def canvas(path: Path | str, size: tuple[float, float]) -> Iterator[Figure]:
+    """A figure of so many inches in the project's style, with room at its edges; written as PNG at the end."""
+    with rc_context(STYLE):
+        figure = Figure(figsize=size)
+        figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.1)
+        yield figure
+        figure.savefig(path, dpi=DPI, facecolor="white")
 
 
-def _grid(values: Sequence[Sequence[float | None]], name: str) -> Float[np.ndarray, "target source"]:
-    try:
-        grid = np.array(values, dtype=np.float64)
-    except ValueError:
-        grid = np.empty(0)
-    if grid.ndim != 2 or grid.size == 0:
-        raise KvxferError(
-            f"selection.{name}: needs one row per target layer, of equal length, and has {np.shape(grid)}"
-        )
-    return grid
+def tidy(axes: Axes, grid: Literal["x", "y", "both"] | None = "y", keep: Sequence[str] = ("bottom",)) -> None:
+    """Take away what shows no number: ticks' marks and all spines but those kept; lines of a grid lie behind."""
+    if grid is not None:
+        axes.grid(axis=grid, color=LINE, linewidth=0.8, zorder=0)
+    axes.set_axisbelow(True)
+    axes.tick_params(length=0, which="both")
+    for side, spine in axes.spines.items():
+        spine.set_visible(side in keep)
 
 
-def _heat_panel(
-    axes: Axes, grid: Float[np.ndarray, "target source"], chosen: Sequence[Sequence[int]], candidates: Sequence[int]
+def heat_panel(
+    axes: Axes,
+    grid: Float[np.ndarray, "rows columns"],
+    lowest: float = 0.0,
+    names: Sequence[int] | None = None,
+    aspect: Literal["equal", "auto"] = "equal",
 ) -> Any:
-    """One kind's R² with the chosen source layers of each target layer outlined (dotted where cells are small)."""
-    targets, sources = grid.shape
-    place = {layer: column for column, layer in enumerate(candidates)}
-    small = max(targets, sources) <= NUMBERS_UP_TO
+    """Values as colours from ``lowest`` to 1; cells of a small grid have their numbers, those without one are grey.
+
+    Args:
+        names: what the columns stand for (0, 1, ... without it).
+    """
+    rows, columns = grid.shape
+    small = is_small(grid)
     colours = colormaps["Blues"].with_extremes(bad="#eceff2")
-    image = axes.imshow(np.ma.masked_invalid(grid), cmap=colours, vmin=0.0, vmax=1.0, aspect="equal")
-    for target, layers in enumerate(chosen):
-        for source in (place[layer] for layer in layers):
-            if small:
-                corner = (source - 0.44, target - 0.44)
-                axes.add_patch(Rectangle(corner, 0.88, 0.88, fill=False, edgecolor=MARK, linewidth=2.2))
-            else:
-                axes.plot(source, target, marker="o", markersize=2.6, color=MARK, markeredgewidth=0)
-    if small:
-        for (target, source), value in np.ndenumerate(grid):
-            if np.isfinite(value):
-                colour = "white" if value > 0.6 else INK
-                text = f"{value:.2f}".replace("-", "\N{MINUS SIGN}")
-                axes.text(source, target, text, ha="center", va="center", color=colour, fontsize=9)
-    step = 1 if small else max(1, round(max(targets, sources) / 9))
-    axes.set_xticks(range(0, sources, step), [str(layer) for layer in candidates[::step]])
-    axes.set_yticks(range(0, targets, step))
-    axes.tick_params(length=0)
-    if small:
-        axes.set_xticks(np.arange(sources + 1) - 0.5, minor=True)
-        axes.set_yticks(np.arange(targets + 1) - 0.5, minor=True)
-        axes.grid(which="minor", color="white", linewidth=1.5)
-        axes.tick_params(which="minor", length=0)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
+    image = axes.imshow(np.ma.masked_invalid(grid), cmap=colours, vmin=lowest, vmax=1.0, aspect=aspect)
+    for (row, column), value in np.ndenumerate(grid):
+        if small and np.isfinite(value):
+            colour = "white" if value > lowest + 0.6 * (1 - lowest) else INK
+            text = f"{value:.2f}".replace("-", "\N{MINUS SIGN}")
+            axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=9)
+    step = 1 if small else max(1, round(max(grid.shape) / 9))
+    axes.set_xticks(range(0, columns, step), [str(name) for name in (names or range(columns))[::step]])
+    axes.set_yticks(range(0, rows, step))
+    tidy(axes, None, keep=())
     return image
 
 
-def r2_heatmap(selection: Mapping[str, Any], path: Path | str) -> None:
-    """Validation R² of every source layer (across) for every target layer (down): keys left, values right, as PNG.
-
-    ``selection`` has ``r2_keys`` and ``r2_values`` [target layers][source layers], ``chosen_keys`` and
-    ``chosen_values`` (source layers per target layer), and ``candidates``, the source layers that the columns stand for
-    (0, 1, ... without it). Colours run from 0 to 1, the same in every figure; None is grey.
-    """
-    grids = [_grid(selection[name], name) for name in ("r2_keys", "r2_values")]
-    targets, sources = grids[0].shape
-    candidates = selection.get("candidates") or range(sources)
-    small = max(targets, sources) <= NUMBERS_UP_TO
-    width = min(max(0.62 * sources if small else 0.13 * sources, 2.4), 4.6)
-    height = min(max(width * targets / sources, 1.4), 7.0)
-    with rc_context(STYLE):
-        figure = Figure(figsize=(2 * width + 2.1, height + 1.45))
-        _pad(figure)
-        panels = figure.subplots(1, 2, sharey=True)
-        for axes, grid, kind in zip(panels, grids, ("keys", "values"), strict=True):
-            image = _heat_panel(axes, grid, selection[f"chosen_{kind}"], candidates)
-            axes.set_title(kind.capitalize(), loc="left", fontweight="bold")
-            axes.set_xlabel("source layer")
-        panels[0].set_ylabel("target layer")
-        below = min(float(np.nanmin(grid, initial=1.0)) for grid in grids) < 0
-        bar = figure.colorbar(image, ax=list(panels), extend="min" if below else "neither", fraction=0.05, pad=0.02)
-        bar.set_label("validation R² of one source layer")
-        bar.outline.set_edgecolor(LINE)
-        mark = "outlined" if small else "dotted"
-        figure.supxlabel(f"{mark}: source layers that the map reads", fontsize=9, color=MUTED)
-        figure.savefig(path, dpi=DPI, facecolor="white")
+def is_small(grid: Float[np.ndarray, "rows columns"]) -> bool:
+    """Whether there is room for numbers in a grid's cells."""
+    return max(grid.shape) <= NUMBERS_UP_TO
 
 
 def _ordered(conditions: Mapping[str, Mapping[str, Any]], measure: str, keep: bool) -> list[str]:
@@ -173,9 +144,7 @@ def conditions_figure(
     if not rows:
         raise KvxferError("conditions: none has an accuracy or nats to draw; score at least one condition")
     values = [conditions[c][measure] for c in rows]
-    with rc_context(STYLE):
-        figure = Figure(figsize=(8.2, 0.42 * len(rows) + 1.25))
-        _pad(figure)
+    with canvas(path, (8.2, 0.42 * len(rows) + 1.25)) as figure:
         axes = figure.subplots()
         _draw_rows(axes, rows, conditions, measure)
         axes.set_yticks(range(len(rows)), [(names or {}).get(c) or condition_name(c) for c in rows])
@@ -195,12 +164,7 @@ def conditions_figure(
         if has_accuracy and chance:
             axes.axvline(chance, color=MUTED, linewidth=1.1, linestyle=":", zorder=4)
             _name_line(axes, chance, "chance", MUTED, _side(chance, line) if "source" in rows else "center")
-        axes.grid(axis="x", color=LINE, linewidth=0.8, zorder=0)
-        axes.set_axisbelow(True)
-        axes.tick_params(length=0)
-        for side in ("top", "right", "left"):
-            axes.spines[side].set_visible(False)
-        figure.savefig(path, dpi=DPI, facecolor="white")
+        tidy(axes, "x")
 
 
 def _side(x: float, other: float) -> str:
@@ -225,3 +189,85 @@ def _scale_nats(axes: Axes, values: Sequence[float]) -> None:
         axes.xaxis.set_major_formatter("{x:g}")
     else:
         axes.set_xlim(0, 1.25 * max(max(values), 1e-6))
+
+
+CYCLE = (COLOURS["mapped"], COLOURS["source"], "#3a8f5c", "#8a5aa8")
+DODGE_UP_TO = 12
+"""Points are few enough to stand beside each other with whiskers; more of them get a band."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line: places along the axis, values, their intervals ([low, high], or None); ``dashed`` for a reference."""
+
+    name: str
+    places: Sequence[int]
+    values: Sequence[float]
+    intervals: Sequence[Sequence[float] | None]
+    colour: str | None = None
+    dashed: bool = False
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One measure. ``zero`` names the line at 0; ``log`` is for values of many magnitudes; ``limits`` of the axis."""
+
+    label: str
+    axis: str
+    series: Sequence[Series]
+    zero: str | None = None
+    log: bool = False
+    limits: tuple[float, float] | None = None
+
+
+def series_figure(panels: Sequence[Panel], path: Path) -> None:
+    """Panels side by side with one legend above them, as PNG."""
+    with canvas(path, (8.2 if len(panels) > 1 else 5.6, 3.7)) as figure:
+        drawn = [figure.add_subplot(1, len(panels), n + 1) for n in range(len(panels))]
+        for axes, panel in zip(drawn, panels, strict=True):
+            _draw_panel(axes, panel)
+        handles, labels = drawn[0].get_legend_handles_labels()
+        legend = figure.legend(handles, labels, loc="outside upper left", ncols=4, frameon=False, fontsize=9.5)
+        for text in legend.get_texts():
+            text.set_color(INK)
+
+
+def _draw_panel(axes: Axes, panel: Panel) -> None:
+    count = sum(not line.dashed for line in panel.series)
+    for n, line in enumerate(panel.series):
+        colour = line.colour or CYCLE[n % len(CYCLE)]
+        few = len(line.places) <= DODGE_UP_TO
+        marker = "o" if few and not line.dashed else None
+        places = [place + (0.09 * (n - (count - 1) / 2) if marker else 0.0) for place in line.places]
+        style = (0, (2, 2)) if line.dashed else "-"
+        axes.plot(places, line.values, color=colour, label=line.name, linestyle=style, marker=marker, ms=5, zorder=4)
+        if few:
+            for place, ends in zip(places, line.intervals, strict=True):
+                if ends is not None:
+                    axes.plot([place, place], list(ends), color=colour, linewidth=1.6, alpha=0.75, zorder=3)
+        else:
+            known = [(p, *ends) for p, ends in zip(places, line.intervals, strict=True) if ends is not None]
+            if known:
+                at, low, high = zip(*known, strict=True)
+                axes.fill_between(at, low, high, color=colour, alpha=0.18, linewidth=0, zorder=2)
+    if panel.zero is not None:
+        axes.axhline(0, color=COLOURS["ceiling"], linewidth=1.2, linestyle=(0, (5, 3)), zorder=1)
+        axes.annotate(
+            panel.zero,
+            (1.0, 0.0),
+            (3, 0),
+            xycoords=("axes fraction", "data"),
+            textcoords="offset points",
+            ha="left",
+            va="center",
+            fontsize=9,
+            color=COLOURS["ceiling"],
+        )
+    if panel.log:
+        axes.set_yscale("log")
+    if panel.limits is not None:
+        axes.set_ylim(*panel.limits)
+    axes.set_title(panel.label, loc="left", fontsize=10, color=INK)
+    axes.set_xlabel(panel.axis, color=MUTED)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    tidy(axes, keep=("left", "bottom"))

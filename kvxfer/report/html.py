@@ -1,4 +1,7 @@
-"""A report as one HTML page that needs nothing else: figures as data, styles inside, no script."""
+"""A report as one HTML page that needs nothing else: figures as data, styles inside, no script.
+
+What stands before the first section is the first screen; the sections fold out.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 from markdown_it.utils import OptionsDict
 
-from kvxfer.report.markdown import anchor
+from kvxfer.report.prose import anchor
 from kvxfer.report.style import CSS
 
 log = logging.getLogger("kvxfer")
@@ -37,12 +40,26 @@ def page(text: str, folder: Path) -> str:
     tokens = reader.parse(text)
     _number_headings(tokens)
     title = next((_words(tokens[i + 1]) for i, token in enumerate(tokens) if token.tag == "h1"), "Report")
-    body = reader.renderer.render(tokens, reader.options, {"folder": folder})
+    starts = [i for i, token in enumerate(tokens) if token.type == "heading_open" and token.tag == "h2"]
+    first, *sections = (tokens[a:b] for a, b in pairwise([0, *starts, len(tokens)]))
+
+    def html(some: Sequence[Token]) -> str:
+        return str(reader.renderer.render(some, reader.options, {"folder": folder}))
+
+    heading = 3 if first and first[0].tag == "h1" else 0
+    screen = f'{html(first[:heading])}<div class="first">\n{html(first[heading:])}</div>\n'
+    body = screen + "".join(_folded(html(each[:3]), html(each[3:]), each[0]) for each in sections)
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(title)}</title>\n<style>\n{CSS}</style>\n</head>\n<body>\n<main>\n{body}</main>\n</body>\n</html>\n"
     )
+
+
+def _folded(heading: str, content: str, opening: Token) -> str:
+    """A section that folds out, also when a link leads to it: the link's target is inside."""
+    inside = f'<div id="{escape(str(opening.meta["anchor"]))}">\n{content}</div>\n'
+    return f"<details>\n<summary>{heading.strip()}</summary>\n{inside}</details>\n"
 
 
 def _words(inline: Token) -> str:
@@ -56,7 +73,11 @@ def _number_headings(tokens: Sequence[Token]) -> None:
         if token.type == "heading_open":
             name = anchor(_words(inline))
             count = known[name] = known.get(name, -1) + 1
-            token.attrSet("id", f"{name}-{count}" if count else name)
+            found = f"{name}-{count}" if count else name
+            if token.tag == "h2":
+                token.meta["anchor"] = found
+            else:
+                token.attrSet("id", found)
 
 
 class _Renderer(RendererHTML):

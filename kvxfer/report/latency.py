@@ -1,17 +1,21 @@
-"""What ``eval=latency`` tells a reader, from its JSON alone."""
+"""The whole cost of a handoff (``latency``): does it save time, from which length on, and where does it go?"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
+from operator import itemgetter
+from pathlib import Path
+from typing import Literal
 
-from kvxfer.evals.evaluation import Data
-from kvxfer.handoff.transfer import STEPS
-from kvxfer.report.latency_verdict import slices
-from kvxfer.report.markdown import table
-from kvxfer.report.tables import NOTHING, number, percent, quantity
+from matplotlib.axes import Axes
 
-Point = Mapping[str, Any]
+from kvxfer.report.figures import COLOURS, INK, MUTED, canvas, tidy
+from kvxfer.report.first_screen import FirstScreen
+from kvxfer.report.kind_report import Json, KindReport
+from kvxfer.report.numbers import NOTHING, number, percent, quantity
+from kvxfer.report.prose import capital, fill, listed
+from kvxfer.report.table import Table
+from kvxfer.report.verdict import Verdict
 
 NAMES = {
     "export": "Export",
@@ -23,21 +27,153 @@ NAMES = {
     "held_back": "Held-back prefill",
     "first_decode": "First decode",
 }
-MEANINGS = (
-    ("Export", "the source's cache is read out, as references (with `eval.bandwidth` it also travels)"),
-    ("Strip", "keys are brought to content space, all in float32"),
-    ("Map", "the map's matrix products"),
-    ("Restore", "the target's rotation is put on, and the model's dtype"),
-    ("Exact first tokens", "the target's own prefill of the tokens that the plan does not map"),
-    ("Inject", "exact and mapped tokens become the target's own cache, which is a copy"),
-    ("Held-back prefill", "the held-back tokens but the last; none with a hold-back of one"),
-    ("First decode", "the target reads the last prompt token and gives its first one"),
-)
+"""The steps of a handoff, in the order in which they happen."""
+
 WAYS = {
     "warm": "the source has run and the map is in memory",
     "loaded": "the source has run and the map is loaded from disk and verified first",
     "cold": "the source has to run as well (both prefills are counted), the map is in memory",
 }
+# From the map's blues to the target's own greys, in the order in which they happen.
+PARTS = {
+    "export": "#0b3c66",
+    "strip": "#145591",
+    "map": COLOURS["mapped"],
+    "restore": COLOURS["mapped_all"],
+    "exact": "#3d8f7a",
+    "inject": "#7fbfae",
+    "held_back": "#b7dcd2",
+    "first_decode": "#e3c878",
+}
+FIGURE = "latency_parts.png"
+NARROW = 0.36
+MOST_BATCHES = 3
+
+
+class LatencyReport(KindReport):
+    """At which lengths a handoff saves time, once the source has run and from nothing."""
+
+    heading = "The whole cost of a handoff"
+    logged = "eval/latency"
+    against_source = False
+
+    def verdict(self, data: Json) -> Verdict:
+        """For the smallest batch: at which lengths the handoff saves time once the source has run, and from nothing."""
+        batch = min(point["batch"] for point in data["points"])
+        points = [point for point in data["points"] if point["batch"] == batch]
+        warm = [outcome(point["warm"]) for point in points]
+        kind: Literal["beats", "none", "worse", "mixed"] = "mixed"
+        if len(set(warm)) == 1:
+            kinds: dict[int, Literal["beats", "none", "worse"]] = {1: "beats", 0: "none", -1: "worse"}
+            kind = kinds[warm[0]]
+        heads = {
+            "beats": "The handoff saves time",
+            "worse": "The handoff costs more time than it saves",
+            "none": "It is not shown that the handoff saves time",
+            "mixed": "The handoff saves time at some lengths only",
+        }
+        said = f"{heads[kind]}. Once the source has run, it {_where(points, 'warm')}; "
+        said += f"with the source's prefill counted too (cold), it {_where(points, 'cold')}"
+        end = f" (batches of {batch})" if batch > 1 else ""
+        return Verdict(kind, heads[kind], f"{said}{end}.{_caution(data)}")
+
+    def first_screen(self, data: Json) -> FirstScreen:
+        """Times at every length, and the lengths at which none is saved."""
+        headings = ("Tokens", "Batch", "Target prefill (ms)", "Handoff (ms)", "Saved (ms) [95 %]", "Warm", "Cold")
+        slow = {
+            "once the source has run": [p for p in data["points"] if outcome(p["warm"]) < 1],
+            "with the source's prefill counted too": [p for p in data["points"] if outcome(p["cold"]) < 1],
+        }
+        against = [f"No time is shown to be saved {when} {_at(found)}." for when, found in slow.items() if found]
+        caption = "The parts of a handoff against the target's own prefill"
+        return FirstScreen(_times_table(data).only(*headings), f"figures/{FIGURE}", caption, against)
+
+    def sections(self, data: Json) -> str:
+        """Times, break-even lengths, parts, the formula and roofs."""
+        machine, load, settings = data["machine"], data["load"], data["settings"]
+        last = data["points"][-1]["roofs"]
+        checks = [point for point in data["points"] if point["whole"] is not None]
+        most = max(checks, key=lambda point: abs(_of_parts(point) - 1), default=None)
+        return fill(
+            "latency",
+            data=data,
+            machine=machine,
+            settings=settings,
+            slices=slices(data) if data["scaled"] else "",
+            times=_times_table(data),
+            load=milliseconds(load["median"]),
+            outside=any(point["vllm"] is not None for point in data["points"]),
+            break_even=_break_even(data),
+            parts=_parts_table(data),
+            unclocked=None if most is None else {"share": _of_parts(most), "length": most["length"]},
+            formula=_formula_table(data),
+            shared=load["bytes"] / settings["handoffs_per_fit"],
+            roofs=_roofs_table(data),
+            ceiling=last["target"]["flops"] / last["map"]["flops"],
+            own_fraction=last["map"]["fraction_of_own"],
+        )
+
+    def metrics(self, data: Json) -> dict[str, float]:
+        """Times, ratios and the map's fraction of its roof, by length and batch; the map's loading."""
+        found: dict[str, float] = {"load_seconds": data["load"]["median"]}
+        for point in data["points"]:
+            at = f"{point['length']}/{point['batch']}"
+            for name in ("handoff", "source", "target"):
+                found[f"{at}/{name}_seconds"] = point[name]["median"]
+            for name in ("warm", "loaded", "cold"):
+                found[f"{at}/{name}_ratio"] = point[name]["ratio"]
+            found |= {f"{at}/{name}_seconds": part["median"] for name, part in point["parts"].items()}
+            found |= {f"{at}/{name}_fraction_of_roof": roof["fraction"] for name, roof in point["roofs"].items()}
+        return found
+
+    def figures(self, data: Json, folder: Path) -> None:
+        """The parts stacked, against the target's own prefill."""
+        latency_figure(data, folder / FIGURE)
+
+
+def outcome(row: Json) -> int:
+    """1 where a comparison shows that time is saved, -1 that it is lost, 0 neither."""
+    if row["ci"] is None:
+        return 0
+    return int(row["ci"][0] > 0) - int(row["ci"][1] < 0)
+
+
+def _where(points: Sequence[Json], way: str) -> str:
+    """At which lengths a way reaches the first token sooner, and at which it does not."""
+    by = {n: [point for point in points if outcome(point[way]) == n] for n in (1, 0, -1)}
+    parts = []
+    if by[1]:
+        ratios = [point[way]["ratio"] for point in by[1]]
+        low, high = number(min(ratios), 2), number(max(ratios), 2)
+        times = low if low == high else f"{low} to {high}"
+        parts.append(f"reaches the target's first token {times} times as fast as the target's prefill {_at(by[1])}")
+    if by[-1]:
+        ratios = [1 / point[way]["ratio"] for point in by[-1]]
+        low, high = number(min(ratios), 2), number(max(ratios), 2)
+        times = low if low == high else f"{low} to {high}"
+        parts.append(f"takes {times} times as long {_at(by[-1])}")
+    if by[0]:
+        parts.append(f"shows no difference {_at(by[0])}")
+    return listed(parts)
+
+
+def _at(points: Sequence[Json]) -> str:
+    return f"at {listed([point['length'] for point in points])} tokens"
+
+
+def _caution(data: Json) -> str:
+    """What the times are not: of trained weights, of whole models."""
+    parts = []
+    if data["random"]:
+        parts.append("weights are random, so this is about time alone")
+    if data["scaled"]:
+        parts.append(f"times are scaled from {slices(data)}")
+    return f" {capital('; '.join(parts))}." if parts else ""
+
+
+def slices(data: Json) -> str:
+    """What of the models was timed."""
+    return " and ".join(f"{timed} of the {side}'s {whole} layers" for side, (timed, whole) in data["scaled"].items())
 
 
 def milliseconds(seconds: float | None, sign: bool = False) -> str:
@@ -49,217 +185,149 @@ def milliseconds(seconds: float | None, sign: bool = False) -> str:
     return number(value, decimals, sign)
 
 
-def latency_sections(data: Data) -> list[str]:
-    """Markdown of everything."""
-    return [
-        *_introduction(data),
-        *_times(data),
-        *_break_even(data),
-        "![Every part of the handoff, as a share of the target's own prefill](figures/latency_parts.png)",
-        "",
-        *_parts(data),
-        *_formula(data),
-        *_roofs(data),
-    ]
+def _times_table(data: Json) -> Table:
+    return Table.of(
+        data["points"],
+        *_ASKED,
+        ("Target prefill (ms)", lambda p: milliseconds(p["target"]["median"])),
+        ("Handoff (ms)", lambda p: milliseconds(p["handoff"]["median"])),
+        ("Saved (ms) [95 %]", _saved),
+        ("Warm", lambda p: _times_as_fast(p["warm"]["ratio"])),
+        ("+ map load", lambda p: _times_as_fast(p["loaded"]["ratio"])),
+        ("Source prefill", lambda p: milliseconds(p["source"]["median"])),
+        ("Cold", lambda p: _times_as_fast(p["cold"]["ratio"])),
+        ("vLLM prefill", lambda p: milliseconds(p["vllm"])),
+        ("against vLLM", lambda p: (p["vllm"] and _times_as_fast(p["vllm"] / p["handoff"]["median"])) or NOTHING),
+    )
 
 
-def _introduction(data: Data) -> list[str]:
-    m, s = data["machine"], data["settings"]
-    threads = f", {m['threads']} threads" if "threads" in m else ""
-    lines = [
-        f"{s['repeats']} rounds after {s['warmup']} warm-ups, of random tokens. A round is the source's prefill, the "
-        "handoff and the target's own prefill, one after the other in one process; the handoff is the code that every "
-        "evaluation uses. Times end with the target's first token (the source's with its cache) and are medians.",
-        "",
-        f"Machine: {m['name']} ({m['device']}{threads}); models in {m['dtype']} with {m['attention']} attention, the "
-        f"map in {m['map_dtype']}.",
-        "",
-    ]
-    if data["scaled"]:
-        lines += [
-            f"**Scaled**: timed were {slices(data)}; what grows with depth is multiplied up to all of them (the "
-            "rotation's angles, embedding, final norm and vocabulary projection were timed alone and count once).",
-            "",
-        ]
-    if data["random"]:
-        lines += ["**Random weights**: models and map have the published shapes and mean nothing.", ""]
-    return lines
+_ASKED = (("Tokens", itemgetter("length")), ("Batch", itemgetter("batch")))
 
 
-def _times(data: Data) -> list[str]:
-    header = ("Tokens", "Batch", "Target prefill", "Handoff", "Saved (95 %)", "Warm", "+ map load", "Source prefill")
-    rows = []
-    for point in data["points"]:
-        warm = point["warm"]
-        ci = "" if warm["ci"] is None else f" [{', '.join(milliseconds(value) for value in warm['ci'])}]"
-        outside = point["vllm"]
-        rows.append(
-            (
-                str(point["length"]),
-                str(point["batch"]),
-                milliseconds(point["target"]["median"]),
-                milliseconds(point["handoff"]["median"]),
-                f"{milliseconds(warm['saving'], sign=True)}{ci}",
-                _times_as_fast(warm["ratio"]),
-                _times_as_fast(point["loaded"]["ratio"]),
-                milliseconds(point["source"]["median"]),
-                _times_as_fast(point["cold"]["ratio"]),
-                milliseconds(outside),
-                NOTHING if outside is None else _times_as_fast(outside / point["handoff"]["median"]),
-            )
-        )
-    lines = ["### To the target's first token (ms)", ""]
-    lines += table((*header, "Cold", "vLLM prefill", "against vLLM"), rows)
-    lines += [f"- {name.capitalize()}: {text}." for name, text in WAYS.items() if name != "loaded"]
-    load = data["load"]
-    lines += [
-        f"- Map load: {milliseconds(load['median'])} ms for {quantity(load['bytes'], 'B')}, from disk where the system "
-        "lets go of the file, with its SHA-256 verified. Loaded before one handoff here; the formula below shares it.",
-        "- Ratios above 1 mean that the handoff is faster. Intervals are of the median over paired rounds.",
-    ]
-    if any(point["vllm"] is not None for point in data["points"]):
-        lines.append(
-            "- vLLM's figure was measured apart, with prefix caching off, and also ends with the first token; a "
-            "handoff into vLLM has costs of its own that are not in it."
-        )
-    return [*lines, ""]
+def _saved(point: Json) -> str:
+    ci = point["warm"]["ci"]
+    between = "" if ci is None else f" [{', '.join(milliseconds(value) for value in ci)}]"
+    return milliseconds(point["warm"]["saving"], sign=True) + between
 
 
 def _times_as_fast(ratio: float) -> str:
     return f"{number(ratio, 2)}×"
 
 
-def _break_even(data: Data) -> list[str]:
-    lines = ["### From which length it pays", ""]
+def _break_even(data: Json) -> list[str]:
+    """From which length each way pays, in a phrase."""
+    said, shortest = [], min(point["length"] for point in data["points"])
     for row in data["break_even"]:
         for way, text in WAYS.items():
-            length, end = row[way], row["up_to"]
-            shortest = min(point["length"] for point in data["points"])
-            said = f"none up to {end} tokens"
+            length, where = row[way], f"none up to {row['up_to']} tokens"
             if length is not None:
-                said = f"{length:.0f} tokens" if length > shortest else f"{shortest} tokens or fewer"
+                where = f"{length:.0f} tokens" if length > shortest else f"{shortest} tokens or fewer"
             batch = f", batches of {row['batch']}" if len(data["break_even"]) > 1 else ""
-            lines.append(f"- {said}, where {text}{batch}")
-    return [
-        *lines,
-        "",
-        "By medians, interpolated between the lengths measured; every longer one measured saves time.",
-        "",
-    ]
+            said.append(f"{where}, where {text}{batch}")
+    return said
 
 
-def _parts(data: Data) -> list[str]:
-    used = [step for step in STEPS if any(point["parts"][step]["median"] > 1e-6 for point in data["points"])]
-    rows = [
-        (str(point["length"]), str(point["batch"]), *(_with_quartiles(point["parts"][step]) for step in used))
-        for point in data["points"]
-    ]
-    lines = ["### The parts (ms)", "", *table(("Tokens", "Batch", *(NAMES[step] for step in used)), rows)]
-    lines += [f"- {name}: {text}." for name, text in MEANINGS]
-    checks = [point for point in data["points"] if point["whole"] is not None]
-    if checks:
-        most = max(checks, key=lambda point: abs(point["whole"]["median"] / point["handoff"]["median"] - 1))
-        share = most["whole"]["median"] / most["handoff"]["median"]
-        lines.append(
-            f"- Without a clock between the parts the whole took {percent(share)} of their sum where it differs most "
-            f"({most['length']} tokens)."
-        )
-    return [*lines, "", "Medians, with quartiles in brackets.", ""]
+def _of_parts(point: Json) -> float:
+    """What the handoff took without a clock between its parts, as a share of their sum."""
+    return float(point["whole"]["median"] / point["handoff"]["median"])
 
 
-def _with_quartiles(part: Mapping[str, float]) -> str:
+def _parts_table(data: Json) -> Table:
+    used = [step for step in NAMES if any(point["parts"][step]["median"] > 1e-6 for point in data["points"])]
+    parts = ((NAMES[step], lambda p, step=step: _with_quartiles(p["parts"][step])) for step in used)
+    return Table.of(data["points"], *_ASKED, *parts)
+
+
+def _with_quartiles(part: Json) -> str:
     return f"{milliseconds(part['median'])} [{milliseconds(part['low'])}, {milliseconds(part['high'])}]"
 
 
-def _formula(data: Data) -> list[str]:
-    s = data["settings"]
-    columns = ("prefill", "mapping", "transport", "delivery", "own", "load", "fallback", "saving", "per_accepted")
-    header = (
-        "Tokens",
-        "Batch",
-        "Accepted",
-        "Target prefill",
-        "− mapping",
-        "− transport",
-        "− delivery",
-        "− own tokens",
-        "− load",
-        "− fallback",
-        "= saving",
-        "Per accepted",
+def _formula_table(data: Json) -> Table:
+    terms = {"Target prefill": "prefill", "− mapping": "mapping", "− transport": "transport", "− delivery": "delivery"}
+    terms |= {"− own tokens": "own", "− load": "load", "− fallback": "fallback", "= saving": "saving"}
+    terms["Per accepted"] = "per_accepted"
+    return Table.of(
+        [{**point, **row} for point in data["points"] for row in point["savings"]],
+        *_ASKED,
+        ("Accepted", lambda row: f"{100 * row['acceptance']:.0f} %"),
+        *((heading, lambda row, key=key: milliseconds(row[key])) for heading, key in terms.items()),
     )
-    rows = [
-        (
-            str(point["length"]),
-            str(point["batch"]),
-            f"{100 * row['acceptance']:.0f} %",
-            *(milliseconds(row[column]) for column in columns),
-        )
-        for point in data["points"]
-        for row in point["savings"]
-    ]
-    rate = "one device" if s["bandwidth"] is None else f"{s['bandwidth']:g} GB/s"
-    fit = data["fit_seconds"]
-    shared = f"{quantity(data['load']['bytes'] / s['handoffs_per_fit'], 'B')} of the stored map"
-    fitting = "the fit's seconds are unknown and left out"
-    if fit is not None:
-        fitting = f"{number(fit, 0)} s of calibration and fit over {s['handoffs_per_fit']:,} accepted handoffs"
-    return [
-        "### What a handoff saves (ms a handoff)",
-        "",
-        "saving = target prefill − mapping − transport − delivery − own tokens − amortised load − expected "
-        "fallback. "
-        "Terms are the parts' medians; times of a batch are shared by its prompts.",
-        "",
-        *table(header, rows),
-        "- Mapping: strip, map, restore. Transport: export and the source's cache on its way "
-        f"({rate}). Delivery: inject. Own tokens: what the target reads itself, to its first token.",
-        f"- Load: once for {s['handoffs']:,} handoffs. Fallback: a rejected handoff costs the target's prefill besides "
-        "all of itself.",
-        f"- Per accepted: also its share of rejected handoffs, of shadow runs ({percent(s['shadow_rate'])} of requests "
-        f"map only to compare, and save nothing) and of the fit: {fitting}. It also carries {shared}.",
-        "",
-    ]
 
 
-def _roofs(data: Data) -> list[str]:
-    m = data["machine"]
+def _roofs_table(data: Json) -> Table:
     names = {"map": "Mapping", "target": "Target prefill", "source": "Source prefill"}
-    rows = [
-        (
-            str(point["length"]),
-            str(point["batch"]),
-            names[name],
-            quantity(roof["flops"]),
-            quantity(roof["bytes"], "B"),
-            milliseconds(roof["roof"]),
-            roof["bound"],
-            milliseconds(roof["measured"]),
-            percent(roof["fraction"]),
-        )
-        for point in data["points"]
-        for name, roof in point["roofs"].items()
-    ]
-    header = ("Tokens", "Batch", "What", "FLOPs", "Bytes", "Roof (ms)", "Bound by", "Measured (ms)", "Of the roof")
-    peak, own_peak = (quantity(m[key], "FLOP/s") for key in ("peak_flops", "map_peak_flops"))
-    last = data["points"][-1]["roofs"]
-    ceiling = last["target"]["flops"] / last["map"]["flops"]
-    lines = [
-        "### How near to what the machine can do",
-        "",
-        f"Peaks measured in this process: {peak} in {m['dtype']} (a large matrix product), "
-        f"{quantity(m['bandwidth'], 'B/s')} (a large copy). The roof is the least time that FLOPs or bytes allow.",
-        "",
-        *table(header, rows),
-        f"By FLOPs alone the target's prefill is {number(ceiling, 1)} times the map at the longest prompt: no "
-        "implementation saves more.",
-    ]
-    if m["map_dtype"] != m["dtype"]:
-        own = percent(last["map"]["fraction_of_own"])
-        lines.append(
-            f"The map multiplies in {m['map_dtype']}, whose own peak here is {own_peak}: of that roof it "
-            f"reaches {own} at the longest prompt."
-        )
-    if data["machine"]["device"] == "cpu":
-        lines.append("On a CPU small weights stay in its cache, so a fraction may exceed 100 % of a roof by bandwidth.")
-    return [*lines, ""]
+    return Table.of(
+        [{**p, **roof, "name": names[name]} for p in data["points"] for name, roof in p["roofs"].items()],
+        *_ASKED,
+        ("What", itemgetter("name")),
+        ("FLOPs", lambda row: quantity(row["flops"])),
+        ("Bytes", lambda row: quantity(row["bytes"], "B")),
+        ("Roof (ms)", lambda row: milliseconds(row["roof"])),
+        ("Bound by", itemgetter("bound")),
+        ("Measured (ms)", lambda row: milliseconds(row["measured"])),
+        ("Of the roof", lambda row: percent(row["fraction"])),
+    )
+
+
+def latency_figure(data: Json, path: Path | str) -> None:
+    """Stacked parts of the handoff (left bar of each length) and the target's own prefill (right), as shares of it.
+
+    The source's prefill stands in outline on top of the handoff: what counts besides when nothing has run yet. One
+    panel per batch size, the smallest three.
+    """
+    batches = sorted({point["batch"] for point in data["points"]})[:MOST_BATCHES]
+    panels = {batch: [point for point in data["points"] if point["batch"] == batch] for batch in batches}
+    most = max(len(points) for points in panels.values())
+    width = max(1.45 * most, 3.6) * len(panels) + 2.1
+    with canvas(path, (min(width, 16.0), 4.3)) as figure:
+        all_axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+        for axes, (batch, points) in zip(all_axes, panels.items(), strict=True):
+            _panel(axes, points)
+            if len(panels) > 1:
+                axes.set_title(f"batches of {batch}", loc="left", fontweight="bold")
+        all_axes[0].set_ylabel("share of the target's own prefill")
+        handles, labels = all_axes[0].get_legend_handles_labels()
+        # From top to bottom as they are stacked.
+        figure.legend(handles[::-1], labels[::-1], loc="outside right upper", frameon=False, fontsize=9)
+        notes = [text for text, told in (("random weights", data["random"]), ("scaled", data["scaled"])) if told]
+        below = "tokens of the prompt, and the target's own prefill" + (f"  ({', '.join(notes)})" if notes else "")
+        figure.supxlabel(below, fontsize=9, color=MUTED)
+
+
+def _panel(axes: Axes, points: Sequence[Json]) -> None:
+    places = range(len(points))
+    prefill = [point["target"]["median"] for point in points]
+    left = [place - NARROW / 2 - 0.02 for place in places]
+    right = [place + NARROW / 2 + 0.02 for place in places]
+    below = [0.0] * len(points)
+    for step, colour in PARTS.items():
+        seconds = [point["parts"][step]["median"] + (point["wire"] if step == "export" else 0) for point in points]
+        shares = [each / whole for each, whole in zip(seconds, prefill, strict=True)]
+        if max(shares) > 0.002:
+            axes.bar(left, shares, NARROW, bottom=below, color=colour, label=NAMES[step], zorder=2)
+        below = [a + b for a, b in zip(below, shares, strict=True)]
+    source = [point["source"]["median"] / whole for point, whole in zip(points, prefill, strict=True)]
+    axes.bar(
+        left,
+        source,
+        NARROW,
+        bottom=below,
+        facecolor="none",
+        edgecolor=COLOURS["source"],
+        linewidth=1.2,
+        hatch="////",
+        label="Source's prefill (cold)",
+        zorder=2,
+    )
+    axes.bar(right, [1.0] * len(points), NARROW, color=COLOURS["ceiling"], label="Target's own prefill", zorder=2)
+    axes.axhline(1.0, color=INK, linewidth=0.9, linestyle=(0, (4, 3)), zorder=3)
+    for place, height in zip(left, below, strict=True):
+        axes.annotate(
+            f"{100 * height:.0f} %", (place, height), (0, 2), textcoords="offset points", ha="center", fontsize=9
+        ).set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.85})
+    names = [f"{point['length']}\n{milliseconds(point['target']['median'])} ms" for point in points]
+    axes.set_xticks(places, names)
+    highest = max([1.0, *(a + b for a, b in zip(below, source, strict=True))])
+    axes.set_ylim(0, 1.1 * highest)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
+    tidy(axes)

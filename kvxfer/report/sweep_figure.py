@@ -8,11 +8,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-from matplotlib import colormaps, rc_context
+from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from kvxfer.report.figures import COLOURS, DPI, LINE, STYLE
+from kvxfer.report.figures import COLOURS, canvas, tidy
 from kvxfer.report.swept import Measure, Numbers, Value, write
 
 Point = tuple[Mapping[str, Value], Numbers]
@@ -35,9 +34,7 @@ def draw(points: Sequence[Point], measures: Sequence[Measure], path: Path) -> bo
     places = _Places(across, [values[across] for values, _ in points])
     lines = _lines(points, across)
     colours = _colours(list(lines))
-    with rc_context(STYLE):
-        figure = Figure(figsize=(4.7 * len(measures) + (1.6 if len(lines) > 1 else 0.3), 3.8))
-        figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.1)
+    with canvas(path, (4.7 * len(measures) + (1.6 if len(lines) > 1 else 0.3), 3.8)) as figure:
         panels = figure.subplots(1, len(measures), squeeze=False)[0]
         for axes, measure in zip(panels, measures, strict=True):
             for (name, members), colour in zip(lines.items(), colours, strict=True):
@@ -48,7 +45,6 @@ def draw(points: Sequence[Point], measures: Sequence[Measure], path: Path) -> bo
         if len(lines) > 1:
             handles, labels = panels[0].get_legend_handles_labels()
             figure.legend(handles, labels, loc="outside right upper", frameon=False, fontsize=9)
-        figure.savefig(path, dpi=DPI, facecolor="white")
     return True
 
 
@@ -146,11 +142,7 @@ def _finish(axes: Axes, measure: Measure) -> None:
     axes.set_title(measure.label, loc="left", fontweight="bold")
     if measure.share:
         axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
-    axes.grid(axis="y", color=LINE, linewidth=0.8, zorder=0)
-    axes.set_axisbelow(True)
-    axes.tick_params(length=0, which="both")
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
+    tidy(axes)
 
 
 def _is_number(value: Value) -> bool:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from kvxfer.report.tables import interval, number, p_text, percent, points
+from kvxfer.evals.statistics import Outcome, outcome
+from kvxfer.report.numbers import interval, number, p_text, percent, points
 
-LEVEL = 0.05
 FEWEST_DOCUMENTS = 30
 """Over fewer a paired t-test leans on normal differences, and an interval that resamples them is too narrow."""
 
-Outcome = Literal["better", "worse", "none"]
 Kind = Literal["beats", "none", "worse", "mixed"]
 
 WORDS: dict[str, str] = {"beats": "Worth it", "none": "No benefit", "worse": "Harmful", "mixed": "Mixed"}
@@ -26,14 +25,6 @@ class Verdict:
     kind: Kind
     head: str
     sentence: str
-
-
-def outcome(p: float, difference: float, ci: Sequence[float], higher_is_better: bool) -> Outcome:
-    """A difference counts only when p < 0.05 and its interval excludes zero on the same side."""
-    low, high = ci
-    if p >= LEVEL or low <= 0 <= high or (difference > 0) != (low > 0):
-        return "none"
-    return "better" if (difference > 0) == higher_is_better else "worse"
 
 
 def accuracy_outcome(test: Mapping[str, Any]) -> Outcome | None:
@@ -77,52 +68,54 @@ def _head(subject: str, accuracy: Outcome | None, nats: Outcome | None) -> str:
     return f"{head} in accuracy ({second[nats]})"
 
 
+def in_accuracy(test: Mapping[str, Any]) -> str:
+    """A test row's difference in accuracy, with its interval and p."""
+    ci, p = interval(test["accuracy_ci"]), p_text(test["accuracy_p"])
+    return f"{points(test['accuracy_difference'])}, 95 % interval {ci}, exact McNemar {p}"
+
+
+def in_nats(test: Mapping[str, Any], unit: str = "") -> str:
+    """The same in nats; ``unit`` follows the difference."""
+    difference, ci = number(test["nll_difference"], sign=True), interval(test["nll_ci"], "number")
+    return f"{difference}{unit}, 95 % interval {ci}, paired t {p_text(test['nll_p'])}"
+
+
 def verdict(
     conditions: Mapping[str, Mapping[str, Any]],
     tests: Mapping[str, Mapping[str, Any]],
-    condition: str = "mapped",
     subject: str = "The mapped cache",
 ) -> Verdict:
-    """The sentence about ``condition`` against the source, in accuracy and in nats where there are both."""
-    test = tests.get(f"{condition}_vs_source", {})
+    """The sentence about the mapped cache against the source, in accuracy and in nats where there are both."""
+    test = tests.get("mapped_vs_source", {})
     accuracy, nats = accuracy_outcome(test), nats_outcome(test)
     head = _head(subject, accuracy, nats)
     parts = []
     if accuracy is not None:
-        a, b = conditions[condition]["accuracy"], conditions["source"]["accuracy"]
-        parts.append(
-            f"accuracy {percent(a)} against {percent(b)} ({points(test['accuracy_difference'])}, "
-            f"95 % interval {interval(test['accuracy_ci'])}, exact McNemar {p_text(test['accuracy_p'])})"
-        )
+        a, b = (percent(conditions[name]["accuracy"]) for name in ("mapped", "source"))
+        parts.append(f"accuracy {a} against {b} ({in_accuracy(test)})")
     if nats is not None:
-        a, b = conditions[condition]["nats"], conditions["source"]["nats"]
-        parts.append(
-            f"{number(a)} against {number(b)} nats per token ({number(test['nll_difference'], sign=True)}, "
-            f"95 % interval {interval(test['nll_ci'], 'number')}, paired t {p_text(test['nll_p'])}; lower is better)"
-        )
+        a, b = (number(conditions[name]["nats"]) for name in ("mapped", "source"))
+        parts.append(f"{a} against {b} nats per token ({in_nats(test)}; lower is better)")
     return Verdict(_kind(accuracy, nats), head, f"{head}, with {'; '.join(parts)}." if parts else f"{head}.")
 
 
-def ancestry_sentence(results: Mapping[str, Any]) -> str | None:
-    """What a pair whose source was pruned from its target must show first; None for any other pair."""
-    ancestry, test = results.get("ancestry"), results["tests"].get("mapped_vs_ancestor_copy")
-    if not ancestry or test is None:
-        return None
+def beats_ancestor(data: Mapping[str, Any]) -> bool:
+    """Whether a pruned pair shows what it must show first; any other pair does."""
+    if not data.get("ancestry") or (test := data["tests"].get("mapped_vs_ancestor_copy")) is None:
+        return True
     outcomes = {accuracy_outcome(test), nats_outcome(test)} - {None}
-    beaten = "better" in outcomes and "worse" not in outcomes
-    said = "it does" if beaten else "that is not shown, so none does"
+    return "better" in outcomes and "worse" not in outcomes
+
+
+def ancestry_sentence(data: Mapping[str, Any]) -> str | None:
+    """What a pair whose source was pruned from its target must show first; None for any other pair."""
+    ancestry = data.get("ancestry")
+    if not ancestry or (test := data["tests"].get("mapped_vs_ancestor_copy")) is None:
+        return None
+    said = "it does" if beats_ancestor(data) else "that is not shown, so none does"
     count, dropped = len(ancestry["layers"]), ", ".join(map(str, ancestry["dropped"]))
-    parts = []
-    if test.get("accuracy_p") is not None:
-        parts.append(
-            f"{points(test['accuracy_difference'])}, 95 % interval {interval(test['accuracy_ci'])}, "
-            f"exact McNemar {p_text(test['accuracy_p'])}"
-        )
-    if test.get("nll_p") is not None:
-        parts.append(
-            f"{number(test['nll_difference'], sign=True)} nats per token, 95 % interval "
-            f"{interval(test['nll_ci'], 'number')}, paired t {p_text(test['nll_p'])}"
-        )
+    parts = [in_accuracy(test)] if test.get("accuracy_p") is not None else []
+    parts += [in_nats(test, " nats per token")] if test.get("nll_p") is not None else []
     return (
         f"The source is the target without layers {dropped}; {ancestry['identical']} of {count} target layers have "
         "identical caches in both, by construction. No claim stands on this pair unless the mapped cache beats a copy "
@@ -130,12 +123,12 @@ def ancestry_sentence(results: Mapping[str, Any]) -> str | None:
     )
 
 
-def fit_warning(results: Mapping[str, Any]) -> str | None:
+def fit_warning(data: Mapping[str, Any]) -> str | None:
     """That a map does less on this text than where it was fitted; None when it does not, or nothing is known.
 
     It is made from the evaluation's ``fit_check`` (``kvxfer.evals.fit_check``).
     """
-    check = results.get("fit_check")
+    check = data.get("fit_check")
     if not check or check["passed"]:
         return None
     worst, below, outputs = check["worst"], len(check["below"]), len(check["outputs"])
@@ -149,14 +142,14 @@ def fit_warning(results: Mapping[str, Any]) -> str | None:
     )
 
 
-def cautions(results: Mapping[str, Any]) -> list[str]:
+def cautions(data: Mapping[str, Any]) -> list[str]:
     """What a reader of the verdict must be warned of."""
-    return [each for each in (fit_warning(results), few_documents(results)) if each is not None]
+    return [each for each in (fit_warning(data), few_documents(data)) if each is not None]
 
 
-def few_documents(results: Mapping[str, Any]) -> str | None:
+def few_documents(data: Mapping[str, Any]) -> str | None:
     """That the paired tests rest on few documents; None from FEWEST_DOCUMENTS on, or where no test was made."""
-    count = results["tests"].get("mapped_vs_source", {}).get("documents")
+    count = data["tests"].get("mapped_vs_source", {}).get("documents")
     if count is None or count >= FEWEST_DOCUMENTS:
         return None
     return (

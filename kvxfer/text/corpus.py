@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,14 +26,25 @@ from kvxfer.errors import KvxferError
 from kvxfer.text import folder as text
 from kvxfer.text import hub, python, toy
 from kvxfer.text.packing import Row, left_over, packed
+from kvxfer.text.spec import SPLITS, TOY_DRAWS, TRAINING, CorpusSpec, RowCounts, at_least
 
-SPLITS = ("fit", "validation", "held_out", "evaluation")
-TRAINING = "training"  # what is left of the fit split; it can be asked for like a split
+__all__ = [
+    "SPLITS",
+    "TRAINING",
+    "CorpusSpec",
+    "RowCounts",
+    "Rows",
+    "document_key",
+    "leading_bos",
+    "load_rows",
+    "split_of",
+    "toy_conversations",
+    "toy_stories",
+]
+
 _SPLIT_OF_TENTH = ("fit",) * 6 + ("validation", "held_out") + ("evaluation",) * 2
 # A draw of the toy world is this many stories; all draws together stay below the seeds that its models were trained on.
-_TOY_STORIES, _TOY_DRAWS = 1_000_000, 1_000_000
-
-KINDS = (*toy.KINDS, "text", "hub", *python.KINDS)
+_TOY_STORIES = 1_000_000
 
 
 def split_of(document_key: str) -> str:
@@ -45,93 +56,6 @@ def split_of(document_key: str) -> str:
 def document_key(content: str) -> str:
     """SHA-256 of the text, blind to white space: copies that differ by line ends or indents are one document."""
     return hashlib.sha256(" ".join(content.split()).encode()).hexdigest()
-
-
-@dataclass(frozen=True)
-class RowCounts:
-    """How many rows each split gives, and how many there are to train on."""
-
-    fit: int = 512
-    validation: int = 128
-    held_out: int = 64
-    evaluation: int = 64
-    training: int = 512
-
-    def of(self, split: str) -> int:
-        """The count of one split."""
-        return int(getattr(self, split))
-
-
-@dataclass(frozen=True)
-class CorpusSpec:
-    """What text a run reads; the fields are the keys of ``configs/corpus/*.yaml``.
-
-    ``length`` is tokens per row. ``document_tokens`` is how many first tokens of a document are read (None: all).
-    ``skip_first`` is how many first tokens of a row stay out of the moments. ``seed``
-    picks another draw of the same corpus: other toy stories, another order of the documents. ``num_shards`` processes
-    share the rows, and this one takes ``rows[shard_index::num_shards]``.
-    """
-
-    name: str
-    kind: str
-    length: int
-    path: str | None = None
-    glob: str = "**/*"
-    column: str = "text"
-    dataset: str | None = None
-    subset: str | None = None
-    revision: str | None = None
-    document_tokens: int | None = None
-    rows: RowCounts = field(default_factory=RowCounts)
-    skip_first: int = 4
-    num_shards: int = 1
-    shard_index: int = 0
-    seed: int = 0
-
-    def validate(self) -> None:
-        """Raise :class:`KvxferError`, naming the key, if a value or a combination of values makes no sense."""
-        if self.kind not in KINDS:
-            raise KvxferError(f"corpus.kind={self.kind!r}: choose one of {', '.join(KINDS)}")
-        _at_least("length", self.length, 2)
-        _at_least("skip_first", self.skip_first, 0)
-        if self.document_tokens is not None:
-            _at_least("document_tokens", self.document_tokens, 1)
-        _at_least("num_shards", self.num_shards, 1)
-        _at_least("seed", self.seed, 0)
-        for split in (*SPLITS, TRAINING):
-            _at_least(f"rows.{split}", self.rows.of(split), 0)
-        if self.skip_first >= self.length:
-            raise KvxferError(
-                f"corpus.skip_first={self.skip_first} leaves nothing of corpus.length={self.length}; lower it"
-            )
-        if not 0 <= self.shard_index < self.num_shards:
-            raise KvxferError(
-                f"corpus.shard_index={self.shard_index} with corpus.num_shards={self.num_shards}: "
-                f"give an index from 0 to {self.num_shards - 1}"
-            )
-        if self.kind in toy.KINDS and self.seed >= _TOY_DRAWS:
-            raise KvxferError(f"corpus.seed={self.seed}: the toy world has {_TOY_DRAWS} draws; give a lower seed")
-        if self.kind == "text" and not self.path:
-            raise KvxferError("corpus.path is not set: corpus=text needs corpus.path=<folder of .txt, .md or .jsonl>")
-        if self.kind == "hub" and not self.dataset:
-            raise KvxferError("corpus.dataset is not set: a hub corpus needs corpus.dataset=<owner/name>")
-
-    def identity(self) -> dict[str, Any]:
-        """What decides the rows of all splits, as plain JSON types: no place, no shards; for local text, its digest."""
-        left_out = {"path", "glob", "num_shards", "shard_index"}
-        if self.document_tokens is None:
-            left_out.add("document_tokens")
-        if self.kind in (*toy.KINDS, *python.KINDS):
-            left_out |= {"column", "dataset", "subset", "revision"}
-        if self.kind == "text":
-            left_out |= {"dataset", "subset", "revision"}
-        result = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
-        result["rows"] = {split: self.rows.of(split) for split in SPLITS}
-        if self.kind == "text":
-            result["sha256"] = text.digest(str(self.path), self.glob)
-        if self.kind in python.KINDS:
-            result |= {"python": python.version(), "sha256": python.digest(self.kind)}
-        return result
 
 
 @dataclass(frozen=True)
@@ -167,12 +91,11 @@ def load_rows(
     ``count`` rows comes back. Raises :class:`KvxferError` if the corpus cannot be read or has fewer rows (unless
     ``fewer`` will do): how many, and what to lower.
     """
-    spec.validate()
     if split not in (*SPLITS, TRAINING):
         raise KvxferError(f"split {split!r}: choose one of {', '.join((*SPLITS, TRAINING))}")
     count = spec.rows.of(split) if count is None else count
     length = spec.length if length is None else length
-    _at_least("length", length, 2)
+    at_least("length", length, 2)
     bos = leading_bos(tokenizer)
     found = list(itertools.islice(_rows_of(spec, tokenizer, split, length - len(bos), len(bos)), count))
     if len(found) < count and not fewer:
@@ -229,11 +152,11 @@ def _toy_key(seed: int) -> str:
 
 def _toy_seeds(split: str, seed: int) -> Iterator[int]:
     """Seeds of the split from a draw's first on, below those that the toy models were trained on."""
-    if not 0 <= seed < _TOY_DRAWS:
+    if not 0 <= seed < TOY_DRAWS:
         raise KvxferError(
-            f"corpus.seed or eval.seed asks for draw {seed} of the toy world, which has {_TOY_DRAWS}; give a lower seed"
+            f"corpus.seed or eval.seed asks for draw {seed} of the toy world, which has {TOY_DRAWS}; give a lower seed"
         )
-    numbers = range(seed * _TOY_STORIES, _TOY_DRAWS * _TOY_STORIES)
+    numbers = range(seed * _TOY_STORIES, TOY_DRAWS * _TOY_STORIES)
     return (n for n in numbers if split_of(_toy_key(n)) == split)
 
 
@@ -293,8 +216,3 @@ def _draw(seed: int, key: str) -> bytes:
 
 def _encode(tokenizer: Any, content: str) -> list[int]:
     return list(tokenizer(content, add_special_tokens=False, verbose=False)["input_ids"])
-
-
-def _at_least(key: str, value: int, least: int) -> None:
-    if value < least:
-        raise KvxferError(f"corpus.{key}={value}: must be at least {least}")

@@ -15,15 +15,16 @@ from small_runs import TEXT_ROWS, TOY_ROWS, little, run, toy_models, write_text
 
 import kvxfer
 from kvxfer.evals import kinds
-from kvxfer.evals.items import EvalSpec, Item, choice_items, text_items, toy_items
+from kvxfer.evals.items import Item, choice_items, text_items, toy_items
 from kvxfer.text import corpus
-from kvxfer.text.corpus import KINDS, SPLITS, CorpusSpec, load_rows, split_of
+from kvxfer.text.corpus import SPLITS, CorpusSpec, load_rows, split_of
+from kvxfer.text.spec import KINDS
 from kvxfer.text.toy import KINDS as TOY_KINDS
 from kvxfer.toy import conversation, world
 from kvxfer.toy.tokenizer import build_tokenizer
 
 CALIBRATION = tuple(split for split in SPLITS if split != "evaluation")
-EVALUATIONS = ("items", *kinds.KINDS)
+EVALUATIONS = tuple(kinds.KINDS)
 TEXTLESS = ("latency",)
 """Times tokens, whatever they say."""
 # Where a split is asked for, and the place of the argument that names it.
@@ -92,14 +93,12 @@ def asked(rng: random.Random, spec: CorpusSpec, tokenizer: Any) -> list[Item]:
         shard_index=0,
         document_tokens=spec.length,  # or all rows might be about one document, and no other text be a choice
     )
-    question = EvalSpec(
-        stories=rng.randint(2, 5), questions=rng.randint(1, 3), seed=rng.randint(0, 2), choices=2, answer=2
-    )
+    stories, questions, seed = rng.randint(2, 5), rng.randint(1, 3), rng.randint(0, 2)
     if spec.kind == "toy":
-        return toy_items(question, tokenizer, spec.length)
+        return toy_items(tokenizer, spec.length, stories, questions, seed)
     return [
-        *text_items(question, few, tokenizer, spec.length),
-        *choice_items(question, few, tokenizer, spec.length),
+        *text_items(few, tokenizer, spec.length),
+        *choice_items(few, tokenizer, spec.length, choices=2, answer=2, questions=questions),
     ]
 
 
@@ -175,9 +174,8 @@ def test_what_is_trained_on_was_neither_fitted_on_nor_is_it_read_for_anything_el
 
 
 def test_the_toy_models_never_saw_a_story_of_the_last_draw() -> None:
-    last = corpus._TOY_DRAWS - 1
+    last = corpus.TOY_DRAWS - 1
     spec = CorpusSpec("toy", "toy", 64, seed=last)
-    spec.validate()
     seeds = [
         int(keys[0].removeprefix("toy/"))
         for split in SPLITS

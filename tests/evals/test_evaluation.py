@@ -15,13 +15,13 @@ import torch
 from kvxfer.errors import KvxferError
 from kvxfer.evals.conditions import HANDED, OWN, Controls, given_conditions, mapped_conditions, own_conditions
 from kvxfer.evals.scoring import score
-from kvxfer.experiment.stages.baseline import ask
-from kvxfer.handoff.transfer import Transfer
+from kvxfer.experiment.stages.evaluate import Scene, SharedRuns, subject_of
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import CacheMap
 from kvxfer.maps.random_weights import random_twin
 from kvxfer.models.pair import load_pair
-from kvxfer.report.writing import terminal_table, validate_results
+from kvxfer.report.rendering import terminal
+from kvxfer.report.schema import validate
 from kvxfer.toy.recipe import RECIPES, build_model, save
 from tests.small_runs import TOY_EVAL, results_of, run, settings_of, toy_models
 
@@ -49,7 +49,7 @@ def map_copy(done: tuple[Path, dict[str, Any]], tmp_path: Path) -> Path:
 
 def scores(results: dict[str, Any], leave_out: tuple[str, ...] = ()) -> torch.Tensor:
     """All nats of all items, in the items' order."""
-    items = sorted(results["items"], key=lambda item: item["id"])
+    items = sorted(results["data"]["items"], key=lambda item: item["id"])
     return torch.tensor([[i["nats"][c] for c in sorted(CONDITIONS) if c not in leave_out] for i in items])
 
 
@@ -62,27 +62,27 @@ def timeless(value: Any) -> Any:
 
 def test_all_conditions_are_scored_on_identical_items(done):
     _, results = done
-    assert len(results["items"]) == 15
-    for item in results["items"]:
+    assert len(results["data"]["items"]) == 15
+    for item in results["data"]["items"]:
         assert set(item["nats"]) == set(item["correct"]) == set(item["generated"]) == CONDITIONS
-    assert {row["n"] for row in results["conditions"].values()} == {15}
-    assert {row["n"] for row in results["tables"]["story_only"]["conditions"].values()} == {15}
-    assert len({item["document"] for item in results["items"]}) == 5
+    assert {row["n"] for row in results["data"]["conditions"].values()} == {15}
+    assert {row["n"] for row in results["data"]["tables"]["story_only"]["conditions"].values()} == {15}
+    assert len({item["document"] for item in results["data"]["items"]}) == 5
 
 
 def test_identity_is_the_ceiling(done):
     _, results = done
-    for conditions in (results["conditions"], results["tables"]["story_only"]["conditions"]):
+    for conditions in (results["data"]["conditions"], results["data"]["tables"]["story_only"]["conditions"]):
         assert conditions["identity"]["accuracy"] == conditions["ceiling"]["accuracy"]
         assert conditions["identity"]["nats"] == pytest.approx(conditions["ceiling"]["nats"], abs=1e-4)
-    for item in results["items"]:
+    for item in results["data"]["items"]:
         assert item["nats"]["identity"] == pytest.approx(item["nats"]["ceiling"], abs=1e-4)
-    assert all(gate["passed"] for gate in results["gates"])
+    assert all(gate["passed"] for gate in results["data"]["gates"])
 
 
 def test_the_second_table_hands_over_the_story_alone(done):
     _, results = done
-    first, second = results["conditions"], results["tables"]["story_only"]["conditions"]
+    first, second = results["data"]["conditions"], results["data"]["tables"]["story_only"]["conditions"]
     for name in OWN:
         assert first[name]["nats"] == second[name]["nats"]
     assert first["mapped"]["nats"] != second["mapped"]["nats"]
@@ -93,17 +93,17 @@ def test_shared_baselines_change_no_number(done, overrides):
     outputs, results = done
     settings = settings_of("evaluate", outputs, *overrides)
     pair = load_pair(settings.pair)
-    asked = ask(settings, pair)
-    cache_map = CacheMap.load(outputs / "train" / results["map"]["run_id"])
-    twin = random_twin(cache_map, pair.target.geometry.kv_heads)
-    transfer, random = (Transfer(pair, Mapper(each, pair=pair), settings.plan) for each in (cache_map, twin))
-    items = {item["id"]: item for item in results["items"]}
+    cache_map = CacheMap.load(directory := outputs / "train" / results["map"]["run_id"])
+    subject = subject_of(Scene(settings, settings.eval, cache_map, directory, None), pair, SharedRuns(settings))
+    asked, twin = settings.eval.ask(subject), random_twin(cache_map, pair.target.geometry.kv_heads)
+    random = replace(subject.transfer, mapper=Mapper(twin, pair=pair))
+    items = {item["id"]: item for item in results["data"]["items"]}
     with torch.inference_mode():
         for batch in asked.batches:
             prepared = {
                 **own_conditions(pair, batch.prompt, batch.context),
                 **given_conditions(pair, settings.plan, batch.prompt),
-                **mapped_conditions(transfer, batch.prompt, Controls(batch.donors, random)),
+                **mapped_conditions(subject.transfer, batch.prompt, Controls(batch.donors, random)),
             }
             for name, one in prepared.items():
                 for item, scored in zip(batch.items, score(one, batch.items, asked.stop), strict=True):
@@ -119,11 +119,11 @@ def test_a_second_map_costs_only_its_own_conditions(done, overrides, monkeypatch
         raise AssertionError("baselines were scored again")
 
     for name in ("own_conditions", "given_conditions", "run_gates"):
-        monkeypatch.setattr(f"kvxfer.experiment.stages.baseline.{name}", never)
+        monkeypatch.setattr(f"kvxfer.evals.questions.{name}", never)
     other = results_of(run("evaluate", outputs, *overrides, "penalty.lam=1.0"))
     assert other["map"]["sha256"] != results["map"]["sha256"]
-    assert other["gates"] == results["gates"]
-    for item, before in zip(other["items"], results["items"], strict=True):
+    assert other["data"]["gates"] == results["data"]["gates"]
+    for item, before in zip(other["data"]["items"], results["data"]["items"], strict=True):
         assert {c: item["nats"][c] for c in OWN} == {c: before["nats"][c] for c in OWN}
     assert other["provenance"]["inputs"]["baseline"] == results["provenance"]["inputs"]["baseline"]
     assert len(list((outputs / "baseline").glob("[!.]*"))) == 1
@@ -132,18 +132,13 @@ def test_a_second_map_costs_only_its_own_conditions(done, overrides, monkeypatch
 def test_the_mapped_cache_alone_scores_the_same(done, overrides):
     outputs, results = done
     alone = results_of(run("evaluate", outputs, *overrides, "eval=mapped"))
-    validate_results(alone)
-    assert alone["tables"] == {}
-    for item, full in zip(alone["items"], results["items"], strict=True):
+    validate(alone)
+    assert alone["data"]["tables"] == {}
+    for item, full in zip(alone["data"]["items"], results["data"]["items"], strict=True):
         assert set(item["nats"]) == CONDITIONS - {"mapped_all", "wrong_donor", "random_map"}
         assert item["nats"] == {name: full["nats"][name] for name in item["nats"]}
         assert item["generated"] == {}
-    assert terminal_table(alone).row_count == len(CONDITIONS) - 3
-
-
-def test_conditions_go_unsaid_in_the_id_of_a_full_evaluation(done):
-    _, results = done
-    assert "conditions" not in results["provenance"]["config"]["eval"]
+    assert terminal(alone).row_count == len(CONDITIONS) - 3
 
 
 def test_unknown_conditions_are_refused(overrides, tmp_path):
@@ -156,7 +151,8 @@ def test_evidence_lies_beside_the_map_and_names_it(done):
     directory = outputs / "train" / results["map"]["run_id"]
     evidence = json.loads((directory / "evidence" / f"{results['run_id']}.json").read_text())
     assert evidence["map"] == CacheMap.load(directory).hash == results["map"]["sha256"]
-    assert evidence["conditions"] == results["conditions"]
+    assert evidence["conditions"] == results["data"]["conditions"]
+    assert evidence["metrics"]["mapped/nats"] == results["data"]["conditions"]["mapped"]["nats"]
     assert "items" not in evidence
 
 
@@ -183,7 +179,7 @@ def test_a_map_named_by_its_run_is_found(done, overrides):
 def test_another_seed_asks_about_other_stories(done, overrides):
     outputs, results = done
     other = results_of(run("evaluate", outputs, *overrides, "eval.seed=1"))
-    assert not {i["document"] for i in other["items"]} & {i["document"] for i in results["items"]}
+    assert not {i["document"] for i in other["data"]["items"]} & {i["document"] for i in results["data"]["items"]}
 
 
 def test_the_batch_size_does_not_change_the_scores(done, overrides):

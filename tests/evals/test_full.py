@@ -11,14 +11,15 @@ import pytest
 
 import kvxfer.experiment.stages.evaluate as stage
 from kvxfer.errors import KvxferError, NotApplicable
-from kvxfer.evals.full import FullSpec, decisive, missing, overall, without_items
-from kvxfer.evals.items import EvalSpec
 from kvxfer.evals.perplexity import Perplexity
+from kvxfer.evals.questions import Questions
+from kvxfer.evals.specs import FullSpec
+from kvxfer.experiment.identity import identity
 from kvxfer.experiment.sweeps.measures import numbers
 from kvxfer.models.pair import load_pair
-from kvxfer.report.evaluations import find
-from kvxfer.report.full import render
-from kvxfer.report.results import validate
+from kvxfer.report.evaluated import find
+from kvxfer.report.full import decisive, missing, overall, render, without_items
+from kvxfer.report.schema import validate
 from kvxfer.report.verdict import WORDS
 from tests.report.test_html import stands_alone
 from tests.small_runs import results_of, settings_of, toy_models
@@ -26,7 +27,7 @@ from tests.small_runs import results_of, settings_of, toy_models
 pytestmark = pytest.mark.draws
 
 PARTS = "eval.parts=[standard,choices,perplexity]"
-ITEMS = EvalSpec("standard", stories=4, questions=3, batch_size=6, generate=False)
+ITEMS = Questions("standard", stories=4, questions=3, batch_size=6, generate=False)
 TEXT = Perplexity("perplexity", prefixes=(24, 48), scored=8, rows=4)
 
 
@@ -83,7 +84,7 @@ def test_every_part_is_a_run_of_its_own_and_the_pair_is_loaded_once(done, output
 
 def test_nothing_is_measured_twice(done, outputs, tiny_folders, monkeypatch):
     monkeypatch.setattr(Perplexity, "measure", None)
-    monkeypatch.setattr(stage, "_evaluate", None)
+    monkeypatch.setattr(Questions, "measure", None)
     refuse = Loads()
     assert stage.evaluate(small(outputs, tiny_folders), show=False, load=refuse)[-1].parent == done
     assert refuse.count == 0
@@ -119,7 +120,7 @@ def test_side_by_side_a_full_report_stands_for_its_parts(done):
 
 def test_of_a_sweep_what_decides_stands_for_the_whole(done):
     first = results_of(done)["data"]["parts"][0]["results"]
-    assert numbers("evaluate", done)["accuracy"] == first["conditions"]["mapped"]["accuracy"]
+    assert numbers("evaluate", done)["accuracy"] == first["data"]["conditions"]["mapped"]["accuracy"]
 
 
 def test_the_page_has_every_figure(done):
@@ -181,47 +182,53 @@ def test_wrong_parts_are_refused(parts, message, tmp_path):
 
 def part(name: str, verdict: str, kind: str = "perplexity") -> dict[str, Any]:
     said = {"kind": verdict, "head": f"{name} {verdict}", "sentence": f"{name} {verdict}: p = 0.01."}
-    results = {"ancestry": None, "tests": {}}
+    results = {"data": {"ancestry": None, "tests": {}}}
     return {"name": name, "status": "measured", "kind": kind, "verdict": said, "results": results}
 
 
 def test_the_items_decide_and_what_contradicts_them_is_named():
     parts = [part("a", "worse"), part("b", "beats", "items"), part("c", "none"), part("d", "beats")]
     found = overall(parts)
-    assert (found.word, found.decided_by) == ("Worth it", "b")
-    assert found.sentence == "Worth it. b beats: p = 0.01."
-    assert (found.against, found.in_favour) == (["a", "c"], [])
+    assert (found["word"], found["decided_by"]) == ("Worth it", "b")
+    assert found["sentence"] == "Worth it. b beats: p = 0.01."
+    assert (found["against"], found["in_favour"]) == (["a", "c"], [])
     found = overall([part("b", "worse", "items"), part("c", "none")])
-    assert (found.word, found.against, found.in_favour) == ("Harmful", [], ["c"])
-    assert overall([part("c", "none"), part("d", "beats")]).word == "No benefit"
+    assert (found["word"], found["against"], found["in_favour"]) == ("Harmful", [], ["c"])
+    assert overall([part("c", "none"), part("d", "beats")])["word"] == "No benefit"
     worded = part("e", "beats")
     worded["verdict"]["sentence"] = "Worth it: e beats, p = 0.01."
-    assert overall([worded]).sentence == "Worth it: e beats, p = 0.01."
+    assert overall([worded])["sentence"] == "Worth it: e beats, p = 0.01."
 
 
 def test_what_is_timed_never_decides():
     found = overall([part("t", "worse", "latency"), part("c", "beats")])
-    assert (found.word, found.decided_by, found.against) == ("Worth it", "c", ["t"])
+    assert (found["word"], found["decided_by"], found["against"]) == ("Worth it", "c", ["t"])
     found = overall([part("t", "beats", "latency")])
-    assert (found.kind, found.word, found.decided_by, found.in_favour) == ("none", "Not compared", None, ["t"])
-    assert found.sentence == "Not compared: nothing was set against the source, only times were measured (t)."
-    assert decisive([missing("a", "failed", "x"), part("t", "beats", "latency")], found.to_dict())["name"] == "t"
+    assert (found["kind"], found["word"], found["decided_by"], found["in_favour"]) == (
+        "none",
+        "Not compared",
+        None,
+        ["t"],
+    )
+    assert found["sentence"] == "Not compared: nothing was set against the source, only times were measured (t)."
+    assert decisive([missing("a", "failed", "x"), part("t", "beats", "latency")], found)["name"] == "t"
 
 
 def test_a_pruned_pair_is_worth_nothing_unless_it_beats_the_copy():
     one = part("b", "beats", "items")
     test = {"accuracy_p": None, "nll_p": 0.4, "nll_difference": -0.1, "nll_ci": [-0.3, 0.1]}
-    one["results"] = {
+    data = {
         "ancestry": {"layers": [0, 1], "dropped": [1], "identical": 1},
         "tests": {"mapped_vs_ancestor_copy": {**test, "accuracy_difference": None, "accuracy_ci": None}},
     }
-    assert overall([one]).word == "No benefit"
-    assert overall([one]).sentence == (
+    one["results"] = {"data": data}
+    assert overall([one])["word"] == "No benefit"
+    assert overall([one])["sentence"] == (
         "No benefit: the source was cut out of the target, and a copy of each layer's ancestor is not beaten. "
         "B beats: p = 0.01."
     )
-    one["results"]["tests"]["mapped_vs_ancestor_copy"] |= {"nll_p": 0.001, "nll_ci": [-0.2, -0.05]}
-    assert overall([one]).word == "Worth it"
+    data["tests"]["mapped_vs_ancestor_copy"] |= {"nll_p": 0.001, "nll_ci": [-0.2, -0.05]}
+    assert overall([one])["word"] == "Worth it"
 
 
 @pytest.mark.parametrize(
@@ -239,4 +246,4 @@ def test_a_missing_key_is_named(done, key):
 
 
 def test_a_spec_knows_its_parts_alone():
-    assert FullSpec("full", ("standard",)).identity() == {"kind": "full", "parts": ["standard"]}
+    assert identity(FullSpec("full", ("standard",))) == {"parts": ["standard"]}

@@ -14,7 +14,7 @@ from kvxfer.errors import KvxferError
 from kvxfer.evals.conditions import mapped_conditions
 from kvxfer.evals.decoding import CONDITIONS, Decoded, Decoder, gumbel
 from kvxfer.evals.divergence import summarise_decoding
-from kvxfer.evals.items import EvalSpec, Item, toy_items
+from kvxfer.evals.items import Item, toy_items
 from kvxfer.handoff.transfer import Transfer
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.blocks import DESIGNS
@@ -32,7 +32,7 @@ PLAN = Plan("all", 0, 1)
 
 
 def asked(pair: Pair, stories: int = 3) -> list[Item]:
-    return toy_items(EvalSpec(stories=stories, questions=2), pair.tokenizer, 48)
+    return toy_items(pair.tokenizer, 48, stories, questions=2, seed=0)
 
 
 def decode(pair: Pair, mapper: Mapper, batch_size: int = 4, samples: int = 2) -> dict[str, Decoded]:

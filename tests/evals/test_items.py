@@ -7,7 +7,8 @@ import random
 import pytest
 
 from kvxfer.errors import KvxferError
-from kvxfer.evals.items import EvalSpec, batches, choice_items, text_items
+from kvxfer.evals.items import batches, choice_items, text_items
+from kvxfer.evals.questions import Questions
 from kvxfer.text.corpus import CorpusSpec, RowCounts
 from tests.small_corpora import make_documents, tokenizer_of, write_folder
 
@@ -28,7 +29,7 @@ def _documents(tokenizer, ids) -> set[str]:
 
 def test_the_right_choice_goes_on_and_the_others_are_from_other_documents(text):
     spec, tokenizer = text
-    items = choice_items(EvalSpec(choices=4, answer=5, questions=3), spec, tokenizer, 24)
+    items = choice_items(spec, tokenizer, 24, choices=4, answer=5, questions=3)
     assert len(items) == 30 * 3
     assert {len(item.prompt) for item in items} == {12, 16, 19}
     for item in items:
@@ -46,16 +47,16 @@ def test_the_right_choice_goes_on_and_the_others_are_from_other_documents(text):
 def test_choices_that_cannot_be_asked_are_refused(text):
     spec, tokenizer = text
     with pytest.raises(KvxferError, match=r"eval\.answer=13 does not fit"):
-        choice_items(EvalSpec(choices=2, answer=13), spec, tokenizer, 24)
+        choice_items(spec, tokenizer, 24, choices=2, answer=13)
     with pytest.raises(KvxferError, match=r"eval\.choices=1 must be 0"):
-        EvalSpec(choices=1)
+        Questions(choices=1)
     with pytest.raises(KvxferError, match=r"raise corpus\.rows\.evaluation"):
-        choice_items(EvalSpec(choices=60, answer=5), spec, tokenizer, 24)
+        choice_items(spec, tokenizer, 24, choices=60, answer=5)
 
 
 def test_with_the_rest_scored_an_item_is_the_text_item_with_a_question(text):
     spec, tokenizer = text
-    asked = choice_items(EvalSpec(choices=4, answer=5, questions=1, score_rest=True), spec, tokenizer, 24)
-    plain = text_items(EvalSpec(), spec, tokenizer, 24)
+    asked = choice_items(spec, tokenizer, 24, choices=4, answer=5, questions=1, score_rest=True)
+    plain = text_items(spec, tokenizer, 24)
     assert [(item.prompt, item.answer) for item in asked] == [(item.prompt, item.answer) for item in plain]
     assert all(item.candidates[item.right] == item.answer[:5] for item in asked)

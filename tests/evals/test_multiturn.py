@@ -12,7 +12,8 @@ import pytest
 
 from kvxfer.errors import KvxferError
 from kvxfer.evals.multiturn import Multiturn, summarise_pattern
-from kvxfer.evals.turns import DOWN, LARGE, PATTERNS, SMALL, UP, Handed, Stage, play, toy_talks
+from kvxfer.evals.specs import DOWN, LARGE, PATTERNS, SMALL, UP
+from kvxfer.evals.turns import Handed, Stage, play, toy_talks
 from kvxfer.handoff.transfer import Transfer
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.blocks import DESIGNS

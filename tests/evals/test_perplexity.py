@@ -14,8 +14,8 @@ from torch import Tensor
 
 from kvxfer.errors import KvxferError
 from kvxfer.evals.evaluation import Subject
-from kvxfer.evals.lengths import change, compared, length_sentence
-from kvxfer.evals.perplexity import FIGURE, Perplexity
+from kvxfer.evals.lengths import change, compared
+from kvxfer.evals.perplexity import Perplexity
 from kvxfer.evals.prefixes import same_ends
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import CacheMap
@@ -25,6 +25,8 @@ from kvxfer.maps.plan import Plan
 from kvxfer.models.hf import LoadedModel
 from kvxfer.models.kv import KV
 from kvxfer.models.pair import Pair
+from kvxfer.report.kinds import REPORTS
+from kvxfer.report.perplexity import FIGURE, length_sentence
 from kvxfer.text.corpus import CorpusSpec
 from kvxfer.toy.tokenizer import build_tokenizer
 from kvxfer.toy.world import DOT, FILLER
@@ -51,7 +53,7 @@ def subject(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Subjec
     }
     cache_map = CacheMap(layers, {"calibrated_on": {"name": "toy", "length": 60}})
     folder = tmp_path_factory.mktemp("map")
-    return Subject(tiny_pair, cache_map, Mapper(cache_map), folder, PLAN, TOY, (), folder)
+    return Subject(tiny_pair, cache_map, Mapper(cache_map), folder, PLAN, TOY, ())
 
 
 @pytest.fixture(scope="module")
@@ -155,13 +157,13 @@ def test_what_a_length_changes_is_a_paired_t_test():
 
 
 def test_the_report_says_what_was_left_out_and_reads_well(subject, data, tmp_path):
-    said = Perplexity.verdict(data).sentence
+    said = REPORTS["perplexity"].verdict(data).sentence
     assert "he mapped cache of 480 tokens of toy" in said
-    lines = "\n".join(Perplexity.sections(json.loads(json.dumps(data))))
+    lines = REPORTS["perplexity"].sections(json.loads(json.dumps(data)))
     assert "calibrated on rows of 60 tokens" in lines
-    Perplexity.figures(data, tmp_path)
+    REPORTS["perplexity"].figures(data, tmp_path)
     assert (tmp_path / FIGURE).stat().st_size > 10_000
-    assert all(np.isfinite(value) for value in Perplexity.metrics(data).values())
+    assert all(np.isfinite(value) for value in REPORTS["perplexity"].metrics(data).values())
 
 
 def test_automatic_lengths_give_way_and_named_ones_are_refused(subject, tmp_path):

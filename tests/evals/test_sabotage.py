@@ -28,8 +28,8 @@ from kvxfer.maps.linear import LinearLayer
 from kvxfer.maps.trunks import Trunk
 from kvxfer.models.hf import LoadedModel
 from kvxfer.models.pair import Pair, load_pair
-from kvxfer.report.verdict import fit_warning, verdict
-from kvxfer.report.writing import render_report
+from kvxfer.report.rendering import render
+from kvxfer.report.verdict import fit_warning
 from tests.small_runs import run, settings_of
 
 FIT = ["corpus.rows={fit: 64, validation: 16, held_out: 16}", "penalty.lam=1e-3"]
@@ -58,9 +58,10 @@ class Scene:
         if layers is not None:
             broken = CacheMap(layers, self.cache_map.manifest, trunks=trunks)
             monkeypatch.setattr(stage, "Mapper", lambda _, *args, **options: Mapper(broken, *args, **options))
-        record = {"config": {}, "started": "now"}
+        record = {"config": {"eval": {}}, "inputs": {}, "started": "now"}
         here = Run("evaluate", "sabotage", self.outputs, self.outputs, record)
-        return stage._evaluate(self.settings, here, self.cache_map, self.directory, lambda _: pair or self.pair)
+        scene = stage.Scene(self.settings, self.settings.eval, self.cache_map, self.directory, None)
+        return stage.measure(scene, here, lambda _: pair or self.pair)
 
 
 @pytest.fixture(scope="module")
@@ -194,10 +195,10 @@ SEEN_BY_THE_FIT_ALONE = ("half the rank",)
 
 def test_the_map_that_is_not_sabotaged_is_worth_it(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     results = scene.results(monkeypatch)
-    assert verdict(results["conditions"], results["tests"]).kind == "beats"
-    assert results["fit_check"]["passed"]
-    assert abs(results["fit_check"]["worst"]["drop"]) < 0.05
-    report = render_report(results)
+    assert results["verdict"]["kind"] == "beats"
+    assert results["data"]["fit_check"]["passed"]
+    assert abs(results["data"]["fit_check"]["worst"]["drop"]) < 0.05
+    report = render(results)
     assert "**Worth it: the mapped cache beats the source" in report
     assert "On this text layer" not in report
     assert "| fit: largest drop in R² |" in report
@@ -206,9 +207,9 @@ def test_the_map_that_is_not_sabotaged_is_worth_it(scene: Scene, monkeypatch: py
 def test_the_same_map_in_trunks_is_worth_as_much(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     layers, trunks = in_trunks(scene.cache_map.layers)
     results = scene.results(monkeypatch, layers=layers, trunks=trunks)
-    assert verdict(results["conditions"], results["tests"]).kind == "beats"
-    assert results["fit_check"]["passed"]
-    assert abs(results["fit_check"]["worst"]["drop"]) < 0.05
+    assert results["verdict"]["kind"] == "beats"
+    assert results["data"]["fit_check"]["passed"]
+    assert abs(results["data"]["fit_check"]["worst"]["drop"]) < 0.05
 
 
 @pytest.mark.parametrize("name", [*PAIRS, *MAPS, *TRUNKS])
@@ -220,13 +221,13 @@ def test_sabotage_is_seen(name: str, scene: Scene, monkeypatch: pytest.MonkeyPat
         results = scene.results(monkeypatch, layers=layers, trunks=tuple(map(TRUNKS[name], trunks)))
     else:
         results = scene.results(monkeypatch, layers=MAPS[name](scene.cache_map.layers))
-    said = verdict(results["conditions"], results["tests"])
-    assert (said.kind == "beats") == (name in SEEN_BY_THE_FIT_ALONE), said.sentence
-    warning = fit_warning(results)
+    said = results["verdict"]
+    assert (said["kind"] == "beats") == (name in SEEN_BY_THE_FIT_ALONE), said["sentence"]
+    warning = fit_warning(results["data"])
     assert warning is not None
-    report = render_report(results)
+    report = render(results)
     # Before everything else, so that it cannot be overlooked.
-    assert report.index(said.sentence) < report.index(f"**{warning}**") < report.index("## Headline")
+    assert report.index(said["sentence"]) < report.index(f"**{warning}**") < report.index("## Headline")
     assert "the map is damaged, or this text is far from its calibration" in warning
     assert "| **failed** |" in report
 

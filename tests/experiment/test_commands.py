@@ -17,7 +17,7 @@ from kvxfer.errors import KvxferError
 from kvxfer.experiment.config import config_directory
 from kvxfer.maps.artifact import CacheMap
 from kvxfer.models.pair import load_pair
-from kvxfer.report.writing import validate_results
+from kvxfer.report.schema import validate
 from tests.doubles import DOUBLES, make_double
 from tests.small_runs import TEXT_ROWS, TOY_EVAL, results_of, run, settings_of, toy_models, write_text
 from tests.wandb_reader import read_runs
@@ -52,11 +52,11 @@ def goes_through(overrides: list[str], outputs: Path) -> dict[str, Any]:
     moments = run("calibrate", outputs, *without_solver(overrides))
     cache_map = run("train", outputs, *overrides, "build_missing=false")
     results = results_of(run("evaluate", outputs, *overrides, "build_missing=false"))
-    validate_results(results)
+    validate(results)
     assert results["provenance"]["inputs"]["calibrate"] == moments.name
     assert results["provenance"]["inputs"]["train"] == cache_map.name
-    assert all(gate["passed"] for gate in results["gates"])
-    assert [gate["name"] for gate in results["gates"]] == ["identity", "oracle", "zeroed cache"]
+    assert all(gate["passed"] for gate in results["data"]["gates"])
+    assert [gate["name"] for gate in results["data"]["gates"]] == ["identity", "oracle", "zeroed cache"]
     manifest = json.loads((cache_map / "manifest.json").read_text())
     assert manifest["pair"] == {k: v for k, v in results["pair"].items() if k != "name"}
     assert manifest["longest_context"] >= 24
@@ -89,8 +89,8 @@ def test_a_double_of_every_class_goes_through_all_commands(option, text, tmp_pat
     results = goes_through([*of_double(option, tmp_path), *text], tmp_path / "out")
     assert results["pair"]["name"] == option
     assert results["pair"]["direction"] == "forward"
-    assert results["conditions"]["identity"]["perplexity"] == pytest.approx(
-        results["conditions"]["ceiling"]["perplexity"], rel=0.05
+    assert results["data"]["conditions"]["identity"]["perplexity"] == pytest.approx(
+        results["data"]["conditions"]["ceiling"]["perplexity"], rel=0.05
     )
 
 
@@ -116,7 +116,7 @@ def test_a_real_evaluation_builds_what_is_missing_and_ends_with_the_paths(tiny_f
     assert done.returncode == 0, done.stderr
     report, page, results = done.stdout.strip().splitlines()[-3:]
     assert [Path(path).name for path in (report, page, results)] == ["report.md", "report.html", "results.json"]
-    validate_results(json.loads((tmp_path / results).read_text()))
+    validate(json.loads((tmp_path / results).read_text()))
     assert (tmp_path / report).read_text().startswith("# ")
     for part in ("Traceback", "Warning"):
         assert part not in done.stderr

@@ -105,14 +105,11 @@ def test_numbers_arrive_as_numbers(text, value):
     assert type(lam) is (str if value == "auto" else float)
 
 
-def test_options_that_are_not_used_leave_the_question_as_it_was():
-    """1 and 1.0 are one question, and a penalty that is not per block has no word about blocks."""
+def test_1_and_1_0_are_one_question():
     config = settings_of("train", "solver.selection_lam=1").solver_config
     assert config == settings_of("train", "solver.selection_lam=1.0", "penalty.per_block=false").solver_config
     assert type(config["solver"]["selection_lam"]) is float
-    assert "per_block" not in config["penalty"]
     settings = settings_of("train", "penalty.per_block=true", "solver.selection_lam=auto")
-    assert settings.solver_config["penalty"]["per_block"] is True
     assert settings.solver.penalty.per_block
     assert len(settings.solver.selection_lams) > 1
 
@@ -224,16 +221,6 @@ def test_a_probe_is_kept_where_the_solver_needs_one(overrides, rows):
     plain = settings_of("calibrate", *([f"calibration.probe_rows={rows}"] if rows else []), *weights)
     assert calibration_id(settings) == calibration_id(plain)
     assert (calibration_id(settings) == calibration_id(settings_of("train"))) == (rows == 0)
-
-
-def test_what_could_not_be_chosen_before_leaves_ids_as_they_were():
-    known = {"name", "k", "method", "selection", "selection_lam", "criterion", "pool"}
-    assert set(settings_of("train").solver_config["solver"]) == known
-    assert set(settings_of("train", "solver.k_per=layer").solver_config["solver"]) == known
-    k_auto = settings_of("train", "solver.k=auto", "solver.k_per=layer").solver_config["solver"]
-    assert k_auto == {**settings_of("train", "solver.k=auto").solver_config["solver"], "k_per": "layer"}
-    auto = settings_of("train", "solver=auto", "solver.candidates=[ridge]").solver_config["solver"]
-    assert set(auto) == known | {"candidates", "choose"}
 
 
 def test_all_source_layers_are_one_question_whatever_k_is():

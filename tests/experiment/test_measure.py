@@ -37,7 +37,7 @@ def test_the_same_question_is_not_asked_twice(done, tiny_folders):
     again = run("evaluate", done.parents[1], *toy_models(tiny_folders), *PERPLEXITY)
     assert again == done
     other = settings_of("evaluate", done.parents[1], *toy_models(tiny_folders), *PERPLEXITY, "eval.scored=9")
-    assert other.eval.identity() != settings_of("evaluate", done, *PERPLEXITY).eval.identity()
+    assert other.asked() != settings_of("evaluate", done, *PERPLEXITY).asked()
 
 
 def test_more_texts_are_named_by_their_option(tmp_path):

@@ -12,8 +12,8 @@ from kvxfer.experiment.config import compose, to_settings
 from kvxfer.experiment.stages.calibrate import calibrate
 from kvxfer.experiment.stages.evaluate import evaluate
 from kvxfer.experiment.stages.train import train
+from kvxfer.report.rendering import render
 from kvxfer.report.verdict import ancestry_sentence
-from kvxfer.report.writing import render_report
 from tests.doubles import TEXT, save, tiny_model, tiny_tokenizer
 
 
@@ -57,14 +57,15 @@ def test_all_three_commands(overrides: list[str]) -> None:
     assert json.loads((fitted / "manifest.json").read_text())["pair"]["source"]["drop_layers"] == [1, 3]
     report, _, data = evaluate(settings_of("evaluate", overrides), show=False)
     results = json.loads(data.read_text())
-    assert results["ancestry"] == {"layers": [0, 0, 1, 1, 2], "dropped": [1, 3], "identical": 1}
-    assert set(results["items"][0]["nats"]) >= {"mapped", "raw_copy", "ancestor_copy"}
-    assert results["conditions"]["ancestor_copy"]["nats"] != results["conditions"]["raw_copy"]["nats"]
-    test = results["tests"]["mapped_vs_ancestor_copy"]
-    wanted = results["conditions"]["mapped"]["nats"] - results["conditions"]["ancestor_copy"]["nats"]
+    data = results["data"]
+    assert data["ancestry"] == {"layers": [0, 0, 1, 1, 2], "dropped": [1, 3], "identical": 1}
+    assert set(data["items"][0]["nats"]) >= {"mapped", "raw_copy", "ancestor_copy"}
+    assert data["conditions"]["ancestor_copy"]["nats"] != data["conditions"]["raw_copy"]["nats"]
+    test = data["tests"]["mapped_vs_ancestor_copy"]
+    wanted = data["conditions"]["mapped"]["nats"] - data["conditions"]["ancestor_copy"]["nats"]
     assert test["nll_difference"] == pytest.approx(wanted, abs=1e-6)
     text = report.read_text()
-    assert text == render_report(results)
+    assert text == render(results)
     for words in (
         "The source is the target without layers 1, 3; 1 of 5 target layers have identical caches",
         "No claim stands on this pair unless the mapped cache beats a copy of each layer's ancestor",

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvxfer.evals.latency.clocks import run_seconds
-from kvxfer.experiment.runs import open_run
+from kvxfer.experiment.runs import open_run, run_seconds
 from kvxfer.experiment.stages import fit
 from kvxfer.experiment.stages.calibrate import calibrate
 from kvxfer.files import RECORD, read_json

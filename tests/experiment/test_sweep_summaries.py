@@ -73,7 +73,7 @@ def test_a_narrow_table_cuts_no_name_and_no_value_short(capsys: pytest.CaptureFi
     measures = [measure for measure in MEASURES["evaluate"] if measure.column]
     found: Numbers = {measure.key: 1234.5678 for measure in measures}
     rows = [Row(Job(n, each, {}), Outcome(run="/runs/8e139292fb86"), found) for n, each in enumerate(values)]
-    Console(width=80).print(table(rows, measures))
+    Console(width=80).print(table(rows, measures).terminal())
     said = capsys.readouterr().out
     assert "8e139292fb86" in said
     assert "\N{HORIZONTAL ELLIPSIS}" not in said

@@ -117,7 +117,7 @@ def test_a_trained_map_is_a_run_like_any_other(outputs: Path, tiny: list[str], l
     assert made.manifest["solver"] == {
         **under.manifest["solver"],
         **{"name": "residual", "base": "ridge", "hidden": 8, "activation": "gelu", "queries": "continuation"},
-        **{"attention": 1.0, "kl": 0.0, "mse": 0.0, "carried": False},
+        **{"attention": 1.0, "kl": 0.0, "mse": 0.0, "carried": False, "layers": None},
     }
     for key in ("pair", "calibration", "kept_tokens", "penalty", "rank", "features"):
         assert made.manifest[key] == under.manifest[key]

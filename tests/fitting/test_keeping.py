@@ -26,8 +26,9 @@ from kvxfer.moments.calibration import CALIBRATION_SPLITS, CalibrationSpec, Extr
 from kvxfer.moments.checkpoints import weighted_file
 from kvxfer.moments.moments import Moments
 from kvxfer.moments.schedule import plan_pass
-from kvxfer.moments.token_weights import WEIGHTED_SPLITS, attention_received, token_weights
-from kvxfer.report.figures import r2_heatmap
+from kvxfer.moments.spec import WEIGHTED_SPLITS
+from kvxfer.moments.token_weights import attention_received, token_weights
+from kvxfer.report.fit_figures import r2_heatmap
 from kvxfer.text.corpus import load_rows
 from tests.calibrations import LENGTH, ROWS, SPLIT_FILES, make_settings
 from tests.samples import assert_same, make_samples, make_splits

@@ -244,11 +244,3 @@ def test_newer_designs_cover_and_join(name: str) -> None:
     assert joined.covers(DESIGNS["layer0"])
     assert not design.covers(joined)
     assert not Features("other", kinds="both", random_products=3).covers(DESIGNS["products"])
-
-
-def test_older_designs_keep_their_identity() -> None:
-    """Run ids are hashes of it: settings that came later count only where they are used."""
-    older = {"kinds": "both", "previous": 0, "target_embedding": None, "target_layer0": False, "random_relu": 0}
-    assert DESIGNS["both"].identity() == {"name": "both", **older}
-    assert DESIGNS["hidden"].identity() == {"name": "hidden", **older, "source_hidden": True}
-    assert DESIGNS["products"].identity() == {"name": "products", **older, "random_products": 1500}

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from kvxfer.experiment.identity import identity
 from kvxfer.models.ancestry import Ancestry, find_ancestry
-from kvxfer.models.pair import ModelSpec, Pair, PairSpec, load_pair, pair_identity
+from kvxfer.models.pair import ModelSpec, Pair, PairSpec, load_pair
 from tests.doubles import make_double, save, tiny_model, tiny_tokenizer
 
 
@@ -66,13 +67,13 @@ def test_other_pairs_have_none(folder: Path, tmp_path: Path) -> None:
 
 
 def test_dropped_layers_are_part_of_identity_and_description(folder: Path) -> None:
-    whole = pair_identity(spec_of(folder, ()))
-    assert "drop_layers" not in whole["source"]
-    pruned = pair_identity(spec_of(folder, (4, 1)))
+    whole = identity(spec_of(folder, ()))
+    assert whole["source"]["drop_layers"] == []
+    pruned = identity(spec_of(folder, (4, 1)))
     assert pruned["source"]["drop_layers"] == [1, 4]
-    others = [pair_identity(spec_of(folder, *drops)) for drops in (((1,),), ((1, 4), (1,)), ((), (1, 4)))]
-    assert len({str(identity) for identity in (whole, pruned, *others)}) == 5
-    assert pair_identity(spec_of(folder, (1, 4, 4))) == pruned
+    others = [identity(spec_of(folder, *drops)) for drops in (((1,),), ((1, 4), (1,)), ((), (1, 4)))]
+    assert len({str(each) for each in (whole, pruned, *others)}) == 5
+    assert identity(spec_of(folder, (1, 4, 4))) == pruned
     described = pair_of(folder, (1, 4)).describe()
     assert described["source"]["drop_layers"] == [1, 4]
     assert "drop_layers" not in described["target"]

@@ -21,6 +21,7 @@ from transformers import (
 )
 
 from kvxfer.errors import KvxferError
+from kvxfer.experiment.identity import identity
 from kvxfer.models.hf import LoadedModel, load_config, load_tokenizer, read_geometry
 from kvxfer.models.pair import (
     ModelSpec,
@@ -28,7 +29,6 @@ from kvxfer.models.pair import (
     PairSpec,
     check_geometries,
     load_pair,
-    pair_identity,
     prove_rotary,
 )
 from tests.doubles import DOUBLES, FAMILIES, WINDOW, make_double, save, tiny_model, tiny_tokenizer
@@ -131,19 +131,19 @@ def test_reverse_swaps_the_sides(folders: tuple[Path, Path], pair: Pair) -> None
 
 def test_identity_follows_content_not_place(folders: tuple[Path, Path], tmp_path: Path) -> None:
     spec = spec_of(folders)
-    identity = pair_identity(spec)
-    assert str(folders[0].parent) not in json.dumps(identity)
+    before = identity(spec)
+    assert str(folders[0].parent) not in json.dumps(before)
     copies = tuple(shutil.copytree(folder, tmp_path / folder.name) for folder in folders)
-    assert pair_identity(spec_of(copies, "other", device="auto")) == identity
+    assert identity(spec_of(copies, "other", device="auto")) == before
     for other in (replace(spec, dtype="float32"), replace(spec, attention="eager"), replace(spec, reverse=True)):
-        assert pair_identity(other) != identity
+        assert identity(other) != before
 
 
 def test_identity_of_hub_ids_needs_no_network() -> None:
     spec = PairSpec("q", ModelSpec("Qwen/Qwen3-0.6B"), ModelSpec("Qwen/Qwen3-1.7B", "abc123"))
-    identity = pair_identity(spec)
-    assert identity["source"] == {"model": "Qwen/Qwen3-0.6B", "revision": "main"}
-    assert identity["target"] == {"model": "Qwen/Qwen3-1.7B", "revision": "abc123"}
+    found = identity(spec)
+    assert found["source"] == {"model": "Qwen/Qwen3-0.6B", "revision": "main", "drop_layers": []}
+    assert found["target"] == {"model": "Qwen/Qwen3-1.7B", "revision": "abc123", "drop_layers": []}
 
 
 def test_toy_names_stand_for_the_embedded_models() -> None:
@@ -154,7 +154,7 @@ def test_toy_names_stand_for_the_embedded_models() -> None:
 
 
 @pytest.mark.parametrize("unset", ["???", ""])
-@pytest.mark.parametrize("call", [load_pair, pair_identity])
+@pytest.mark.parametrize("call", [load_pair, identity])
 def test_custom_without_a_model_is_refused(folders: tuple[Path, Path], unset: str, call: object) -> None:
     spec = replace(spec_of(folders), target=ModelSpec(unset))
     with pytest.raises(KvxferError, match=r"^pair.target.model is not set; give a hub id or the folder"):
@@ -165,7 +165,7 @@ def test_custom_without_a_model_is_refused(folders: tuple[Path, Path], unset: st
 
 def test_missing_folder_has_no_identity(folders: tuple[Path, Path]) -> None:
     with pytest.raises(KvxferError, match=r"^pair.source.model: no folder './nowhere'"):
-        pair_identity(replace(spec_of(folders), source=ModelSpec("./nowhere")))
+        identity(replace(spec_of(folders), source=ModelSpec("./nowhere")))
 
 
 def test_unequal_geometries_are_refused_by_field_and_values(pair: Pair) -> None:

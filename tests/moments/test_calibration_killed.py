@@ -21,7 +21,7 @@ from kvxfer.moments import checkpoints, moments
 from kvxfer.moments.calibration import CALIBRATION_SPLITS, CalibrationSpec, accumulate, layout_for
 from kvxfer.moments.checkpoints import PassState, weighted_file
 from kvxfer.moments.query_metric import METRICS
-from kvxfer.moments.token_weights import WEIGHTED_SPLITS
+from kvxfer.moments.spec import WEIGHTED_SPLITS
 from kvxfer.text.corpus import Rows, load_rows
 from tests.calibrations import SPLIT_FILES, make_settings, remember_prefills
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from kvxfer.report.evaluations import Evaluated, item_sets
+from kvxfer.report.evaluated import Evaluated
 from kvxfer.report.side_by_side import between
 
 RNG = np.random.default_rng(0)
@@ -23,8 +23,8 @@ def items(more: Any) -> list[dict[str, Any]]:
     return [{"id": str(n), "document": f"d{n}", **more(n)} for n in range(COUNT)]
 
 
-def row_of(lines: list[str], name: str) -> list[str]:
-    row = next(line for line in lines if line.startswith(f"| A vs B ({name})"))
+def row_of(text: str, name: str) -> list[str]:
+    row = next(line for line in text.splitlines() if line.startswith(f"| A vs B ({name})"))
     return [cell.strip() for cell in row.strip("|").split("|")]
 
 
@@ -57,14 +57,14 @@ def test_benchmarks_are_tested_by_what_they_score() -> None:
         {"benchmarks": [benchmark("choices", True, r), benchmark("coqa", False, g)]}
         for r, g in zip(right, graded, strict=True)
     ]
-    lines = between(runs("lm_eval", *data))
-    ps = [shown(row_of(lines, name)[3]) for name in ("choices", "coqa, score")]
+    text = between(runs("lm_eval", *data))
+    ps = [shown(row_of(text, name)[3]) for name in ("choices", "coqa, score")]
     only = [int(((right[a] == 1) & (right[b] == 0)).sum()) for a, b in ((0, 1), (1, 0))]
     expected = [stats.binomtest(only[0], sum(only)).pvalue, stats.ttest_rel(*graded).pvalue]
     first = int(np.argmin(expected))
     assert ps[first] == pytest.approx(min(1.0, 2 * expected[first]), abs=0.006)
-    assert "Nats per token" not in "\n".join(lines)
-    assert "p (McNemar, or paired t where it says score)" in "\n".join(lines)
+    assert "Nats per token" not in text
+    assert "p (McNemar, or paired t where it says score)" in text
 
 
 def test_conversations_are_tested_by_pattern() -> None:
@@ -74,14 +74,14 @@ def test_conversations_are_tested_by_pattern() -> None:
             lambda n: {"tokens": 2, "nats": {"up": 1.0 * n, "down": 2.0 * n}, "correct": {"up": n % 2 == 0}}
         ),
     }
-    found = item_sets({"kind": "multiturn", "data": data})
+    found = Evaluated("A", {"kind": "multiturn", "data": data}).items
     assert list(found) == ["Up: small to large", "Down: large to small"]
     assert [item["nats"]["mapped"] for item in found["Down: large to small"]][:3] == [0.0, 2.0, 4.0]
     assert "correct" not in found["Down: large to small"][0]
-    rows = [line for line in between(runs("multiturn", data, data)) if line.startswith("| A vs B")]
+    rows = [line for line in between(runs("multiturn", data, data)).splitlines() if line.startswith("| A vs B")]
     assert len(rows) == 2
 
 
 def test_where_there_is_nothing_to_test_the_page_says_so() -> None:
-    said = "\n".join(between(runs("latency", {"points": []}, {"points": []})))
+    said = between(runs("latency", {"points": []}, {"points": []}))
     assert "Runs of `latency` are not tested against each other" in said

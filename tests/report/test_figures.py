@@ -9,9 +9,8 @@ import pytest
 from matplotlib.image import imread
 
 from kvxfer.errors import KvxferError
-from kvxfer.report.curves import curves_figure
-from kvxfer.report.figures import conditions_figure, r2_heatmap
-from kvxfer.report.training_figure import training_figure
+from kvxfer.report.figures import conditions_figure
+from kvxfer.report.fit_figures import curves_figure, r2_heatmap, training_figure
 
 pytestmark = pytest.mark.draws
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from kvxfer.report import markdown
+from kvxfer.report.document import document, write_pages, written
 from kvxfer.report.html import page
-from kvxfer.report.pages import write_pages, written
+from kvxfer.report.table import Table
 
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
@@ -89,8 +89,10 @@ def test_a_page_stands_alone(folder):
     assert image["src"] == f"data:image/png;base64,{base64.b64encode(PNG).decode()}"
     assert image["alt"] == "A figure"
     assert [link.get("href") for link in tags.named("a")] == ["#one", "https://example.org", None]
-    assert [heading.get("id") for heading in tags.named("h2")] == ["one", "one-1"]
-    assert [box["class"] for box in tags.named("div")] == ["wide"]
+    assert len(tags.named("details")) == len(tags.named("summary")) == 2
+    boxes = tags.named("div")
+    assert [box["id"] for box in boxes if "id" in box] == ["one", "one-1"]
+    assert [box["class"] for box in boxes if "class" in box] == ["first", "wide"]
     assert [cell.get("class") for cell in tags.named("td")] == [None, None, "said", None]
 
 
@@ -106,9 +108,9 @@ def test_a_figure_that_is_gone_is_told_by_its_description(folder):
 
 
 def test_markdown_of_names_holds_no_tags(folder):
-    table = markdown.table(("Name", "p"), [("<img src=x>|\n</b>", "< 0.001")])
-    assert table[2] == "| \\<img src=x>\\| \\</b> | < 0.001 |"
-    text = markdown.document("<i>a</i>", [], table)
+    table = Table(("Name", "p"), [("<img src=x>|\n</b>", "< 0.001")])
+    assert table.markdown()[2] == "| \\<img src=x>\\| \\</b> | < 0.001 |"
+    text = document("<i>a</i>", "", [str(table)])
     assert text.startswith("# \\<i>a\\</i>\n")
     assert "&lt;img src=x&gt;| &lt;/b&gt;" in page(text, folder)
 

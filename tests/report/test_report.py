@@ -8,6 +8,7 @@ import io
 import json
 import math
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,16 +16,12 @@ from rich.console import Console
 
 from kvxfer.errors import KvxferError
 from kvxfer.evals.statistics import CONDITIONS, summarise
-from kvxfer.report.verdict import verdict
-from kvxfer.report.writing import (
-    best_design,
-    compare_designs,
-    render_comparison,
-    render_report,
-    terminal_table,
-    validate_results,
-    write_results,
-)
+from kvxfer.report.designs import best_design, compare_designs
+from kvxfer.report.kinds import REPORTS
+from kvxfer.report.rendering import render, terminal, write
+from kvxfer.report.schema import validate
+
+pytestmark = pytest.mark.draws
 
 pytestmark = pytest.mark.draws
 
@@ -63,45 +60,51 @@ def make_check(drop: float, tolerated: float = 0.15) -> dict:
     return {"outputs": [row], "worst": row, "below": below, **shared}
 
 
-def make_results(mapped: float = 0.85, answers: bool = True) -> dict:
-    """A complete results.json with numbers of many decimals everywhere."""
-    items = make_items(mapped, answers)
-    grid = np.random.default_rng(2).uniform(0, 1, (4, 3))
+def make_results(mapped: float = 0.85, answers: bool = True, **changed: Any) -> dict:
+    """A complete results.json with numbers of many decimals everywhere; ``changed`` are keys of its data."""
+    grid = np.random.default_rng(2).uniform(0, 1, (4, 3)).tolist()
     chosen = [[0, 1]] * 4
     fitted = {"run_id": "m1", "sha256": "c" * 64, "solver": "ridge", "penalty": "isotropic", "lam": 0.00123456789}
     fitted |= {"rank": "full", "features": "same", "k": 2, "parameters": 1234567, "bytes": 4938268}
     summary = copy.deepcopy(summary_of(mapped, answers))
+    data = {
+        **summary,
+        "prompt_tokens": 64,
+        "tables": {"story_only": {key: copy.deepcopy(summary[key]) for key in ("conditions", "tests")}},
+        "ancestry": None,
+        "gates": [{"name": "identity", "value": 1.23456789e-7, "tolerance": 1e-4, "passed": True}],
+        "fit_check": make_check(0.0123456789),
+        "selection": {"r2_keys": grid, "r2_values": grid, "chosen_keys": chosen, "chosen_values": chosen},
+        "items": make_items(mapped, answers),
+        **changed,
+    }
     return {
-        "schema": 1,
+        "schema": 2,
+        "kind": "items",
         "run_id": "ab12",
         "title": "Toy questions",
         "pair": {"name": "toy", "source": {"model": "small", "revision": "d" * 40}, "target": {"model": "large"}},
         "map": fitted | {"flops_per_token": 2469134.123456, "share_of_prefill_flops": 0.2741234567},
-        **summary,
-        "tables": {"story_only": {key: copy.deepcopy(summary[key]) for key in ("conditions", "tests")}},
-        "gates": [{"name": "identity", "value": 1.23456789e-7, "tolerance": 1e-4, "passed": True}],
-        "fit_check": make_check(0.0123456789),
-        "selection": {"r2_keys": grid, "r2_values": grid, "chosen_keys": chosen, "chosen_values": chosen},
-        "items": items,
+        "verdict": vars(REPORTS["items"].verdict(data)),
+        "data": data,
         "provenance": {
             "seconds": 12.3456789,
             "versions": {"torch": "2.13.0"},
             "commit": "e" * 40,
             "note": "a | b",
-            "config": {"k": 7},
+            "config": {"k": 7, "eval": {"name": "standard"}},
         },
     }
 
 
 def test_verdict_in_nats_alone():
-    results = make_results(answers=False)
-    said = verdict(results["conditions"], results["tests"])
-    assert said.kind == "beats"
-    assert "accuracy" not in said.sentence
+    said = make_results(answers=False)["verdict"]
+    assert said["kind"] == "beats"
+    assert "accuracy" not in said["sentence"]
 
 
 def test_the_report_is_for_a_reader():
-    report = render_report(make_results())
+    report = render(make_results())
     assert not re.search(r"\d\.\d{5,}", report)
     assert not re.search(r"\de-\d{2}", re.sub("1.2e-07|1.0e-04|1.23e-03", "", report))
     assert not re.search(r"\b(nan|None|inf)\b", report)
@@ -128,21 +131,21 @@ def test_the_report_is_for_a_reader():
 
 
 def test_every_markdown_table_is_rectangular():
-    for report in (render_report(make_results()), render_report(make_comparison())):
+    for report in (render(make_results()), render(make_comparison())):
         for block in re.findall(r"(?:^\|.*\n)+", report, flags=re.MULTILINE):
             assert len({len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}) == 1
 
 
 def test_a_report_without_answers_leaves_the_accuracy_columns_out():
-    report = render_report(make_results(answers=False))
+    report = render(make_results(answers=False))
     assert "| Condition | Perplexity | Nats per token | Gap recovered (nats) |" in report
     assert "chance" not in report.split("## Glossary")[0]
 
 
 def test_a_failed_gate_is_seen():
     results = make_results()
-    results["gates"][0]["passed"] = False
-    assert "**failed**" in render_report(results)
+    results["data"]["gates"][0]["passed"] = False
+    assert "**failed**" in render(results)
 
 
 def make_comparison() -> dict:
@@ -153,21 +156,25 @@ def make_comparison() -> dict:
 
 def test_a_comparison_names_the_best_and_shows_the_shared_baselines_once():
     results = make_comparison()
-    assert results["best"] == "previous"
-    assert results["conditions"] == results["designs"]["previous"]["conditions"]
-    report = render_comparison(results["designs"], results["best"], results["title"])
-    assert report == render_report(results)
-    overview = report.split("The rest is about the best design")[0]
+    best = make_results(0.85)
+    assert results["data"]["best"] == "previous"
+    assert {key: results[key] for key in ("run_id", "pair", "map")} == {
+        key: best[key] for key in ("run_id", "pair", "map")
+    }
+    report = render(results)
+    first, overview = report.split("The rest is about the best design")[0].split("## What this is about")
+    assert "| Source alone (baseline) |" in first
+    assert "Mapped, same" in first
     assert overview.count("| Source alone (baseline) |") == 1
     assert "| **previous** (best) |" in overview
-    assert "corrected for 3 tries (Bonferroni)" in overview
-    assert "Worth it: the best of 3 designs, previous, beats the source" in overview
+    assert "corrected for 3 tries (Bonferroni)" in first
+    assert "Worth it: the best of 3 designs, previous, beats the source" in first
     assert not re.search(r"\d\.\d{5,}", report)
 
 
 def test_ties_in_accuracy_are_broken_by_nats():
     designs = {name: make_results() for name in ("first", "second")}
-    designs["second"]["conditions"]["mapped"]["nats"] -= 0.1
+    designs["second"]["data"]["conditions"]["mapped"]["nats"] -= 0.1
     assert best_design(designs) == "second"
     with pytest.raises(KvxferError, match="0 were evaluated"):
         best_design({})
@@ -175,14 +182,14 @@ def test_ties_in_accuracy_are_broken_by_nats():
 
 def test_designs_on_other_items_are_refused():
     designs = {"same": make_results(), "both": make_results()}
-    designs["both"]["conditions"]["source"]["nats"] += 0.01
+    designs["both"]["data"]["conditions"]["source"]["nats"] += 0.01
     with pytest.raises(KvxferError, match=r"source has .* evaluate them on the same items"):
         compare_designs(designs, "Designs")
 
 
 def shown(results: dict, width: int = 80) -> str:
     out = io.StringIO()
-    Console(file=out, width=width).print(terminal_table(results))
+    Console(file=out, width=width).print(terminal(results))
     return out.getvalue()
 
 
@@ -211,22 +218,22 @@ def strict(text: str) -> dict:
 
 
 def test_files_are_written_and_complete(tmp_path):
-    report, page, data = write_results(make_results(), tmp_path)
+    report, page, data = write(make_results(), tmp_path)
     assert (report, page, data) == tuple(tmp_path / name for name in ("report.md", "report.html", "results.json"))
     results = strict(data.read_text(encoding="utf-8"))
-    validate_results(results)
-    assert results["conditions"]["mapped"] == make_results()["conditions"]["mapped"]
-    assert results["items"] == make_items()
-    assert len(results["selection"]["r2_keys"]) == 4
-    assert report.read_text(encoding="utf-8") == render_report(results)
+    validate(results)
+    assert results["data"]["conditions"]["mapped"] == make_results()["data"]["conditions"]["mapped"]
+    assert results["data"]["items"] == make_items()
+    assert len(results["data"]["selection"]["r2_keys"]) == 4
+    assert report.read_text(encoding="utf-8") == render(results)
     linked = re.findall(r"\]\((figures/.*?)\)", report.read_text(encoding="utf-8"))
-    assert sorted(linked) == ["figures/conditions.png", "figures/r2.png"]
+    assert sorted(set(linked)) == ["figures/conditions.png", "figures/r2.png"]
     assert all((tmp_path / path).stat().st_size > 1000 for path in linked)
 
 
 def test_a_comparison_is_written_with_its_figure(tmp_path):
-    report, _, data = write_results(make_comparison(), tmp_path)
-    assert set(strict(data.read_text(encoding="utf-8"))["designs"]) == {"same", "both", "previous"}
+    report, _, data = write(make_comparison(), tmp_path)
+    assert set(strict(data.read_text(encoding="utf-8"))["data"]["designs"]) == {"same", "both", "previous"}
     linked = re.findall(r"\]\((figures/.*?)\)", report.read_text(encoding="utf-8"))
     assert "figures/designs.png" in linked
     assert all((tmp_path / path).exists() for path in linked)
@@ -235,16 +242,16 @@ def test_a_comparison_is_written_with_its_figure(tmp_path):
 def test_what_is_not_finite_becomes_null(tmp_path):
     results = make_results()
     results["provenance"] |= {"bad": [math.nan, np.float32("inf"), np.int64(3)], "flag": np.bool_(True)}
-    results["selection"]["r2_keys"][0][0] = np.nan
-    *_, data = write_results(results, tmp_path)
+    results["data"]["selection"]["r2_keys"][0][0] = np.nan
+    *_, data = write(results, tmp_path)
     written = strict(data.read_text(encoding="utf-8"))
     assert written["provenance"]["bad"] == [None, None, 3]
     assert written["provenance"]["flag"] is True
-    assert written["selection"]["r2_keys"][0][0] is None
+    assert written["data"]["selection"]["r2_keys"][0][0] is None
 
 
 def test_a_map_without_selection_has_no_heat_map(tmp_path):
-    report, *_ = write_results(make_results() | {"selection": None}, tmp_path)
+    report, *_ = write(make_results(selection=None), tmp_path)
     assert "r2.png" not in report.read_text(encoding="utf-8")
     assert not (tmp_path / "figures" / "r2.png").exists()
 
@@ -254,12 +261,12 @@ def test_a_map_without_selection_has_no_heat_map(tmp_path):
     [
         "provenance",
         "map",
-        "conditions.no_context",
-        "conditions.source.accuracy",
-        "tests.mapped_vs_source",
-        "tests.mapped_vs_source.nll_p",
-        "tables.story_only.tests",
-        "gates.0.tolerance",
+        "data.conditions.no_context",
+        "data.conditions.source.accuracy",
+        "data.tests.mapped_vs_source",
+        "data.tests.mapped_vs_source.nll_p",
+        "data.tables.story_only.tests",
+        "data.gates.0.tolerance",
     ],
 )
 def test_a_missing_key_is_named_and_nothing_is_written(tmp_path, path):
@@ -270,19 +277,19 @@ def test_a_missing_key_is_named_and_nothing_is_written(tmp_path, path):
         holder = holder[int(name) if isinstance(holder, list) else name]
     del holder[last]
     with pytest.raises(KvxferError, match=re.escape(f"key {path} is missing")):
-        write_results(results, tmp_path)
+        write(results, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_design_that_lacks_a_key_is_named():
     results = make_comparison()
-    del results["designs"]["both"]["pair"]
+    del results["data"]["designs"]["both"]["pair"]
     with pytest.raises(KvxferError, match=r"design both: .*key pair is missing"):
-        validate_results(results)
+        validate(results)
     with pytest.raises(KvxferError, match="best is other"):
-        validate_results(make_comparison() | {"best": "other"})
+        validate({**results, "data": make_comparison()["data"] | {"best": "other"}})
 
 
 def test_another_schema_is_refused():
-    with pytest.raises(KvxferError, match="schema is 2 and this version reads 1"):
-        validate_results(make_results() | {"schema": 2})
+    with pytest.raises(KvxferError, match="schema is 1 and this version reads 2"):
+        validate(make_results() | {"schema": 1})

@@ -14,7 +14,7 @@ from kvxfer.errors import KvxferError
 from kvxfer.evals.statistics import holm
 from kvxfer.experiment.sweeps.measures import numbers
 from kvxfer.report.command import report as command
-from kvxfer.report.evaluations import Evaluated, find, groups, item_sets
+from kvxfer.report.evaluated import Evaluated, find, groups
 from kvxfer.report.side_by_side import render
 from tests.report.test_html import stands_alone
 from tests.small_runs import TOY_EVAL, results_of, run, toy_models
@@ -76,7 +76,7 @@ def test_a_run_that_is_named_twice_counts_once(runs):
 
 def test_tests_between_runs_are_those_of_scipy(runs):
     report = render(found(runs, "first", "second", "plan"))
-    scores = [results_of(runs[name])["items"] for name in ("first", "second", "plan")]
+    scores = [results_of(runs[name])["data"]["items"] for name in ("first", "second", "plan")]
     documents = [item["document"] for item in scores[0]]
     means = [
         [np.mean([i["nats"]["mapped"] / i["tokens"] for i in items if i["document"] == d]) for d in set(documents)]
@@ -93,8 +93,8 @@ def test_tests_between_runs_are_those_of_scipy(runs):
 
 
 def test_items_of_other_kinds_are_found_and_tested(runs):
-    sets = item_sets(results_of(runs["text"]))
-    assert list(sets) == ["domain toy, prefix 24", "domain toy, prefix 32"]
+    (text,) = found(runs, "text")
+    assert list(text.items) == ["domain toy, prefix 24", "domain toy, prefix 32"]
     report = render(found(runs, "text", "text_second"))
     assert "| A vs B (domain toy, prefix 24) |" in report
     assert "| toy/32/mapped/nats |" in report
@@ -118,6 +118,19 @@ def test_the_command_writes_both_pages_and_prints_the_path_last(runs, tmp_path, 
     assert len(tags.named("img")) == len(list(tmp_path.glob("*.png"))) == 2
     command([str(runs["first"]), "--out", str(tmp_path / "other")])
     assert (tmp_path / "other" / "comparison.html").is_file()
+
+
+def test_what_diagnostics_foretell_is_told_over_all_maps_of_the_outputs(runs, tiny_folders, tmp_path):
+    outputs = runs["first"].parents[1]
+    asked = [*toy_models(tiny_folders), "eval=diagnostics", "eval.rows=2", "eval.prefix=24", "eval.scored=8"]
+    diagnosed = [run("evaluate", outputs, *asked, f"penalty.lam={lam}") for lam in ("0.001", "1.0")]
+    assert "correlation" not in results_of(diagnosed[0])["data"]
+    for given, count in ((outputs, 2), (tmp_path, 0)):
+        command([str(diagnosed[0]), "--outputs", str(given), "--out", str(tmp_path / "out")])
+        report = (tmp_path / "out" / "comparison.md").read_text()
+        assert "### Do diagnostics foretell what a map is worth?" in report
+        assert f"Too few maps ({count}): 4 maps of this pair" in report
+    assert "Do diagnostics foretell" not in render(found(runs, "first", "text"))
 
 
 def test_collecting_passes_over_what_asks_no_items(runs):

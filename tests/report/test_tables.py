@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvxfer.report.tables import interval, number, p_value, percent, perplexity, quantity, setting
+from kvxfer.report.numbers import interval, number, p_value, percent, perplexity, quantity, setting
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvxfer.report.tables import p_value
+from kvxfer.report.numbers import p_value
 from kvxfer.report.verdict import verdict
 
 

@@ -14,6 +14,7 @@ import torch
 from omegaconf import OmegaConf
 
 from kvxfer.errors import KvxferError
+from kvxfer.experiment.identity import identity
 from kvxfer.models.hf import ModelSpec, load_tokenizer
 from kvxfer.text import python
 from kvxfer.text.corpus import SPLITS, CorpusSpec, RowCounts, load_rows, split_of
@@ -84,14 +85,13 @@ def test_evaluation_has_documents_enough_for_paired_tests(kind: str) -> None:
 @pytest.mark.parametrize("kind", python.KINDS)
 def test_identity_names_python_and_a_digest_but_no_place(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = spec_of(kind)
-    identity = spec.identity()
-    assert identity["python"] == platform.python_version()
-    assert identity["sha256"] == python.digest(kind)
-    assert sysconfig.get_path("stdlib") not in str(identity)
-    assert not {"path", "glob", "column", "dataset"} & set(identity)
-    assert spec_of(kind, document_tokens=None).identity() != identity
+    before = identity(spec)
+    assert before["path"] == {"python": platform.python_version(), "sha256": python.digest(kind)}
+    assert sysconfig.get_path("stdlib") not in str(before)
+    assert {before[key] for key in ("column", "dataset", "subset", "revision")} == {None}
+    assert identity(spec_of(kind, document_tokens=None)) != before
     monkeypatch.setattr(platform, "python_version", lambda: "3.99.0")
-    assert spec.identity() != identity
+    assert identity(spec) != before
 
 
 def test_long_documents_are_cut(tmp_path: Path) -> None:
@@ -100,9 +100,9 @@ def test_long_documents_are_cut(tmp_path: Path) -> None:
     spec = CorpusSpec("text", "text", 32, path=str(tmp_path), document_tokens=40, rows=RowCounts(fit=4))
     rows = load_rows(spec, tiny_tokenizer(), "fit")
     assert len({key for row in rows.documents for key in row}) >= 3
-    assert spec.identity()["document_tokens"] == 40
+    assert identity(spec)["document_tokens"] == 40
     with pytest.raises(KvxferError, match=r"^corpus.document_tokens=0: must be at least 1$"):
-        CorpusSpec("text", "text", 32, path=str(tmp_path), document_tokens=0).validate()
+        CorpusSpec("text", "text", 32, path=str(tmp_path), document_tokens=0)
 
 
 def test_a_python_without_them_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

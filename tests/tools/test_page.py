@@ -11,7 +11,7 @@ import pytest
 from PIL import Image, ImageChops
 
 from kvxfer.errors import KvxferError
-from kvxfer.report.tables import NOTHING
+from kvxfer.report.numbers import NOTHING
 from tests.collected import collected, make_map, write
 from tools.results_page import page
 from tools.results_page.__main__ import main

@@ -11,8 +11,9 @@ import pytest
 
 from kvxfer.errors import KvxferError
 from kvxfer.evals.statistics import paired_difference
+from kvxfer.experiment.identity import identity
 from kvxfer.fitting.trained.specs import MLP, Corrected, Residual, Trained, TrainerSpec
-from kvxfer.report.tables import p_value, points
+from kvxfer.report.numbers import p_value, points
 from kvxfer.report.wording import condition_name
 from tests.collected import collected, make_map, write
 from tests.small_runs import settings_of
@@ -49,7 +50,7 @@ def make_trained(
     }
     return {
         **one,
-        "trainer": TrainerSpec(**trainer, seed=seed).identity(),
+        "trainer": identity(TrainerSpec(**trainer, seed=seed)),
         "training": {**training, "held_out": {"base": base, "trained": measured}},
         "base": {"run": "t000", "sha256": BASE},
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvxfer.evals.statistics import mcnemar_exact, paired_test
-from kvxfer.report.tables import NOTHING, p_text
+from kvxfer.report.numbers import NOTHING, p_text
 from tools.results_page.data import Baseline, Scores
 
 LEVEL = 0.05

@@ -67,8 +67,15 @@ class Baseline:
         return None if own is None or source is None or ceiling is None else gap_recovered(own, source, ceiling)
 
 
-_DEFAULTS = {"method": "topk", "selection": "shared", "selection_lam": 0.001, "criterion": "r2", "pool": 6}
-_UNSAID = {**_DEFAULTS, "candidates": ["ridge", "head_local", "weighted"], "choose": "layer"}
+_DEFAULTS = {
+    "method": "topk",
+    "selection": "shared",
+    "selection_lam": 0.001,
+    "criterion": "r2",
+    "pool": 6,
+    "k_per": "pair",
+}
+_UNSAID = {**_DEFAULTS, "per_block": False, "candidates": ["ridge", "head_local", "weighted"], "choose": "layer"}
 """What a command need not say."""
 
 _CONTENT = {"attention": 0.0, "mse": 1.0}

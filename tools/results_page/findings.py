@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvxfer.evals.statistics import holm, rank_correlation
-from kvxfer.report.markdown import table
-from kvxfer.report.tables import number, p_text, percent
+from kvxfer.report.numbers import number, p_text, percent
+from kvxfer.report.table import Table
 from tools.results_page.comparing import LEVEL, difference
 from tools.results_page.data import MapResult, PairResults, shared_overrides
 
@@ -52,7 +52,7 @@ def findings_table(pairs: Iterable[PairResults]) -> list[str]:
         for pair in pairs:
             found = check(pair)
             rows.append((f"{number_}. {claim}", pair.name, f"**{found.kind}**", found.numbers, made_by(pair, found)))
-    return table(("Finding", "Pair", "Verdict", "Numbers", "Made by"), rows, right=False)
+    return [*Table(("Finding", "Pair", "Verdict", "Numbers", "Made by"), rows, right=False).markdown(), ""]
 
 
 def made_by(pair: PairResults, found: Verdict) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from kvxfer.errors import KvxferError
-from kvxfer.evals.items import EvalSpec
+from kvxfer.evals.specs import QuestionsSpec
 from tools.collect import SCHEMA
 from tools.results_page.data import Baseline, Json, MapResult, PairResults, Scores, commonest
 
@@ -88,8 +88,9 @@ _SAID = ("stories", "questions", "length", "prefix", "choices", "answer", "seed"
 def _option(asked: Json) -> str:
     """The overrides of ``eval`` that ask for the items of a baseline."""
     name = "mapped" if not asked.get("choices") else "mapped_choices" if asked.get("score_rest") else "choices"
-    usual = {**vars(EvalSpec()), **_OPTIONS[name]}
-    changed = [f"eval.{key}={json.dumps(asked[key])}" for key in _SAID if asked.get(key, usual[key]) != usual[key]]
+    usual = {**vars(QuestionsSpec()), **_OPTIONS[name]}
+    given = {key: asked[key] for key in _SAID if asked.get(key) is not None}
+    changed = [f"eval.{key}={json.dumps(value)}" for key, value in given.items() if value != usual[key]]
     return " ".join([f"eval={name}", *changed])
 
 

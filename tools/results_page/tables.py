@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from kvxfer.errors import KvxferError
 from kvxfer.evals.statistics import MOST_NATS, holm
-from kvxfer.report.markdown import table
-from kvxfer.report.tables import NOTHING, number, p_value, percent, perplexity, points, quantity
+from kvxfer.report.numbers import NOTHING, number, p_value, percent, perplexity, points, quantity
+from kvxfer.report.table import Table
 from kvxfer.report.wording import condition_name
 from tools.results_page.comparing import Difference, difference
 from tools.results_page.data import MapResult, PairResults, Scores, one_each
@@ -78,7 +78,7 @@ def maps_table(pair: PairResults) -> list[str]:
         "better or worse than it in nats (p of the paired t, not corrected). Prefill share: FLOPs per token of the "
         "target's prefill."
     )
-    return [said, "", *table(header, cells_only)]
+    return [said, "", *Table(header, cells_only).markdown(), ""]
 
 
 def _against(found: Difference | None, corrected: float | None, corrected_answers: float | None) -> list[str]:
@@ -131,7 +131,7 @@ def frontier_table(pair: PairResults) -> list[str]:
     ]
     figure = f"![Gap recovered against cost](figures/{figure_name(pair.name)})"
     header = ("Setting", "Prefill share", "Parameters", *QUALITY, "Source")
-    return [figure, "", f"The front of {len(pair.calibrated_alike)} maps:", "", *table(header, rows)]
+    return [figure, "", f"The front of {len(pair.calibrated_alike)} maps:", "", *Table(header, rows).markdown(), ""]
 
 
 def figure_name(pair: str) -> str:
@@ -153,7 +153,7 @@ def calibration_table(pair: PairResults) -> list[str]:
         cells = (features, f"{corpus['name']}, seed {corpus['seed']}", f"{tokens:,}", f"{one.data['columns']:,}")
         rows.append((*cells, f"{tokens / one.data['columns']:.1f}", *quality(pair, one.scores), *_r2(one)))
     header = ("Features", "Text", "Fit tokens", "Columns", "Tokens per column", *QUALITY, "R² keys", "R² values")
-    return table(header, rows)
+    return [*Table(header, rows).markdown(), ""]
 
 
 def features_table(pair: PairResults) -> list[str]:
@@ -187,7 +187,7 @@ def features_table(pair: PairResults) -> list[str]:
         f"`solver=ridge penalty=isotropic rank=full`, {_dials(rows['same'])}. Per mapped token: FLOPs, also as a "
         "share of the target's prefill; bytes read (source cache and what else the map reads) and written, as bfloat16."
     )
-    return [said, "", *table(header, cells)]
+    return [said, "", *Table(header, cells).markdown(), ""]
 
 
 @dataclass(frozen=True)
@@ -242,7 +242,7 @@ def twins_table(pair: PairResults, change: str) -> list[str]:
         rows.append((f"`{other.overrides}`", *nats, number(each.nats, sign=True), p_value(each.p), p_value(p), *costs))
     first, second = wanted.names
     header = ("Setting", f"Nats, {first}", f"Nats, {second}", "Δ", "p", "p (Holm)", f"Prefill share, {first}", second)
-    return table(header, rows)
+    return [*Table(header, rows).markdown(), ""]
 
 
 def best_table(pair: PairResults) -> list[str]:
@@ -260,4 +260,4 @@ def best_table(pair: PairResults) -> list[str]:
         f"The best of {len(maps)} maps on these very items, so part of its lead is luck. Within noise: the paired "
         "t-test over documents shows no difference in nats (p ≥ 0.05, not corrected)."
     )
-    return [said, "", *table(("", *QUALITY, "p against the best", "Prefill share", "Command"), rows)]
+    return [said, "", *Table(("", *QUALITY, "p against the best", "Prefill share", "Command"), rows).markdown(), ""]

@@ -12,8 +12,8 @@ from jaxtyping import Float
 
 from kvxfer.errors import KvxferError
 from kvxfer.evals.statistics import MOST_NATS, holm, paired_test
-from kvxfer.report.markdown import table
-from kvxfer.report.tables import NOTHING, number, p_value, percent, perplexity, points, quantity
+from kvxfer.report.numbers import NOTHING, number, p_value, percent, perplexity, points, quantity
+from kvxfer.report.table import Table
 from kvxfer.report.wording import condition_name
 from tools.results_page.comparing import Difference, difference
 from tools.results_page.data import Baseline, Json, MapResult, PairResults, Scores
@@ -83,7 +83,7 @@ def trained_table(pair: PairResults) -> list[str]:
         cells = [f"**{condition_name(name, short=True)}**", NOTHING, percent(scores.accuracy), *_nats(known, scores)]
         lines.append((nats, [*cells, *[NOTHING] * (len(HEADER) - len(cells))]))
     rows = [cells for _, cells in sorted(lines, key=lambda line: (line[0], line[1]))]
-    return [_said(pair, best, shared), "", *table(HEADER, rows)]
+    return [_said(pair, best, shared), "", *Table(HEADER, rows).markdown(), ""]
 
 
 HEADER = (

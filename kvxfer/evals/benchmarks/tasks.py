@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import os
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from kvxfer.errors import KvxferError, NotApplicable
+from kvxfer.errors import KvxferError
 from kvxfer.evals.benchmarks.squad import offered
+from kvxfer.evals.specs import harness_version
 
 SUPPORTED = ("multiple_choice", "loglikelihood", "generate_until")
 PYTHON_SEED = 0
 """Of Python's own random numbers, which the harness seeds apart from all others."""
-
-
-def harness_version() -> str:
-    """The installed version; without the harness a NotApplicable that says how to install it."""
-    if importlib.util.find_spec("lm_eval") is None:
-        raise NotApplicable('eval=lm_eval needs lm-evaluation-harness: pip install "kvxfer[eval]"')
-    return metadata.version("lm_eval")
 
 
 @dataclass(frozen=True)

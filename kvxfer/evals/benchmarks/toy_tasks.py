@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kvxfer.errors import KvxferError
+from kvxfer.evals.specs import TOY_TASKS
 from kvxfer.text.corpus import toy_stories
 
 STORIES = {"toy_choices": 200, "toy_answers": 100}
@@ -41,7 +42,6 @@ _TASKS: dict[str, dict[str, Any]] = {
         "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
     },
 }
-TOY_TASKS = tuple(_TASKS)
 
 
 def write_toy_tasks(folder: Path, tokenizer: Any, length: int) -> None:

@@ -12,8 +12,6 @@ from typing import Any
 
 import torch
 
-from kvxfer.files import RECORD, read_json
-
 _MATRIX = {"cpu": 1024}
 _COPIED = {"cpu": 2**27}
 _TRIES, _ENOUGH = 8, 0.3
@@ -103,13 +101,3 @@ def forget_file(path: Path) -> None:
     with path.open("rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def run_seconds(directory: Path) -> float | None:
-    """Seconds that a finished run took, with those of the runs it was merged from; None where a record is missing."""
-    if not (directory / RECORD).is_file():
-        return None
-    record = read_json(directory / RECORD)
-    merged = [run_seconds(directory.with_name(name)) for name in record.get("merged_from", ())]
-    known = [seconds for seconds in merged if seconds is not None]
-    return float(record["seconds"] + sum(known)) if len(known) == len(merged) else None

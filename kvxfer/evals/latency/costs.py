@@ -43,13 +43,6 @@ def compare(handoff: Sequence[float], prefill: Sequence[float]) -> dict[str, Any
     }
 
 
-def outcome(row: Mapping[str, Any]) -> int:
-    """1 where a comparison shows that time is saved, -1 that it is lost, 0 neither."""
-    if row["ci"] is None:
-        return 0
-    return int(row["ci"][0] > 0) - int(row["ci"][1] < 0)
-
-
 def break_even(lengths: Sequence[int], savings: Sequence[float]) -> float | None:
     """The length from which on every longer one that was measured saves time, interpolated; None if the last does not.
 

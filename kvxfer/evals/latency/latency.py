@@ -2,87 +2,30 @@
 
 from __future__ import annotations
 
-import logging
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 
 from kvxfer.errors import KvxferError
 from kvxfer.evals.evaluation import Data, Evaluation, Subject
-from kvxfer.evals.latency.clocks import Stopwatch, forget_file, machine, peak_bandwidth, peak_flops, run_seconds
+from kvxfer.evals.latency.clocks import Stopwatch, forget_file, machine, peak_bandwidth, peak_flops
 from kvxfer.evals.latency.costs import Rates, break_even, compare, map_work, prefill_work, savings, spread
 from kvxfer.evals.latency.rounds import Clocked, clock
 from kvxfer.evals.latency.vllm import figures_for
-from kvxfer.files import file_sha256
+from kvxfer.evals.specs import LatencySpec
 from kvxfer.handoff.transfer import STEPS, Transfer
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import MANIFEST, TENSORS, CacheMap
 from kvxfer.progress import progress
-from kvxfer.report.latency import latency_sections
-from kvxfer.report.latency_figure import latency_figure
-from kvxfer.report.latency_verdict import latency_verdict
-from kvxfer.report.verdict import Verdict
-
-log = logging.getLogger("kvxfer")
 
 LOADS = 3
-FEWEST = 6  # rounds: fewer give no 95 % interval of a median
 
 
 @dataclass(frozen=True)
-class Latency(Evaluation):
-    """``eval=latency``: prompts of ``lengths`` tokens in batches of each of ``batch_sizes``, ``repeats`` rounds each.
-
-    A round is the source's prefill, the handoff with a clock after every step, the handoff as a whole, and the target's
-    own prefill to its first token: what is compared is measured side by side. ``acceptance``, ``handoffs``,
-    ``handoffs_per_fit``, ``shadow_rate`` and ``bandwidth`` (GB/s, None: one device) are the formula's; ``fit_seconds``
-    replaces what the map's runs recorded, and ``vllm`` names a file of ``benchmarks/vllm_prefill.py``.
-    """
-
-    kind = "latency"
-    heading = "The whole cost of a handoff"
-    timed: ClassVar[bool] = True
-
-    lengths: tuple[int, ...] = (128, 256, 512, 1024)
-    batch_sizes: tuple[int, ...] = (1,)
-    repeats: int = 10
-    warmup: int = 2
-    acceptance: tuple[float, ...] = (1.0, 0.9, 0.7)
-    handoffs: int = 1000
-    handoffs_per_fit: int = 1000000
-    shadow_rate: float = 0.0
-    bandwidth: float | None = None
-    fit_seconds: float | None = None
-    vllm: str | None = None
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for key, least in (("lengths", 2), ("batch_sizes", 1), ("acceptance", 0)):
-            values = getattr(self, key)
-            if not values or any(value < least for value in values):
-                raise KvxferError(f"eval.{key}={list(values)} must hold one number or more, each {least} or more")
-        if any(not 0 < share <= 1 for share in self.acceptance):
-            raise KvxferError(f"eval.acceptance={list(self.acceptance)} must be shares above 0 and up to 1")
-        for key, least in (("repeats", FEWEST), ("warmup", 0), ("handoffs", 1), ("handoffs_per_fit", 1)):
-            if getattr(self, key) < least:
-                raise KvxferError(f"eval.{key}={getattr(self, key)} must be {least} or more")
-        if not 0 <= self.shadow_rate < 1:
-            raise KvxferError(f"eval.shadow_rate={self.shadow_rate} must be a share from 0 to below 1")
-        for key in ("bandwidth", "fit_seconds"):
-            value = getattr(self, key)
-            if value is not None and not 0 < value < math.inf:
-                raise KvxferError(f"eval.{key}={value} must be above 0 and finite, or null")
-
-    def identity(self) -> dict[str, Any]:
-        """As of any evaluation, with the content of the vLLM file in place of its name."""
-        found = super().identity()
-        if self.vllm is not None:
-            found["vllm"] = file_sha256(Path(self.vllm)) if Path(self.vllm).is_file() else self.vllm
-        return found
+class Latency(LatencySpec, Evaluation):
+    """``eval=latency``: what it measures."""
 
     def measure(self, subject: Subject) -> dict[str, Any]:
         """Times of every length and batch, the map's loading, the machine's peaks, and what follows from them."""
@@ -113,9 +56,9 @@ class Latency(Evaluation):
             "models": {"source": pair.source.name, "target": target.name},
             "random": bool(subject.cache_map.manifest.get("random", False)),
             "scaled": _scaled(subject),
-            "settings": {**self.identity(), "plan": vars(subject.plan)},
+            "settings": {**asdict(self), "plan": vars(subject.plan)},
             "load": {**spread(load), "bytes": subject.cache_map.bytes * more["target"]},
-            "fit_seconds": self._fit_seconds(subject),
+            "fit_seconds": self.fit_seconds or subject.fit_seconds,
             "points": points,
             "break_even": [_break_evens(points, batch) for batch in batches],
         }
@@ -148,7 +91,7 @@ class Latency(Evaluation):
         with_load = [load + seconds for seconds in handoff]
         cold = [a + b for a, b in zip(handoff, clocked.parts["source"], strict=True)]
         prefill, bytes_of_map = clocked.parts["target"], cache_map.bytes * more["target"]
-        fit = self._fit_seconds(subject)
+        fit = self.fit_seconds or subject.fit_seconds
         return {
             "length": length,
             "batch": batch,
@@ -168,46 +111,6 @@ class Latency(Evaluation):
                 savings(medians, batch, travels, load, fit, bytes_of_map, share, rates) for share in self.acceptance
             ],
         }
-
-    def _fit_seconds(self, subject: Subject) -> float | None:
-        """How long calibration and fit took, by their runs' records; None where one has none."""
-        if self.fit_seconds is not None:
-            return self.fit_seconds
-        calibration = subject.cache_map.manifest.get("calibration")
-        if calibration is None:
-            return None
-        fit = run_seconds(subject.directory)
-        calibrated = run_seconds(subject.outputs / "calibrate" / calibration)
-        return None if fit is None or calibrated is None else fit + calibrated
-
-    @classmethod
-    def verdict(cls, data: Data) -> Verdict:
-        """Does the handoff save time at the lengths asked, warm and cold?"""
-        return latency_verdict(data)
-
-    @classmethod
-    def sections(cls, data: Data) -> list[str]:
-        """Times, break-even lengths, parts, the formula and roofs."""
-        return latency_sections(data)
-
-    @classmethod
-    def metrics(cls, data: Data) -> dict[str, float]:
-        """Times, ratios and the map's fraction of its roof, by length and batch; the map's loading."""
-        found: dict[str, float] = {"load_seconds": data["load"]["median"]}
-        for point in data["points"]:
-            at = f"{point['length']}/{point['batch']}"
-            for name in ("handoff", "source", "target"):
-                found[f"{at}/{name}_seconds"] = point[name]["median"]
-            for name in ("warm", "loaded", "cold"):
-                found[f"{at}/{name}_ratio"] = point[name]["ratio"]
-            found |= {f"{at}/{name}_seconds": part["median"] for name, part in point["parts"].items()}
-            found |= {f"{at}/{name}_fraction_of_roof": roof["fraction"] for name, roof in point["roofs"].items()}
-        return found
-
-    @classmethod
-    def figures(cls, data: Data, folder: Path) -> None:
-        """The parts stacked, against the target's own prefill."""
-        latency_figure(data, folder / "latency_parts.png")
 
 
 def _machine(subject: Subject) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from kvxfer.moments.probe_pass import save_probe
 from kvxfer.moments.query_metric import METRICS, Metrics, merge_metrics, save_metrics
 from kvxfer.moments.random_file import RANDOM_FILE, load_random, merge_random
 from kvxfer.moments.schedule import plan_pass, size
-from kvxfer.moments.token_weights import WEIGHTED_SPLITS
+from kvxfer.moments.spec import WEIGHTED_SPLITS
 from kvxfer.progress import progress
 from kvxfer.text.corpus import Rows, load_rows
 

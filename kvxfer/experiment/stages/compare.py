@@ -10,8 +10,9 @@ from kvxfer.experiment.runs import open_run
 from kvxfer.experiment.settings import EvaluateSettings
 from kvxfer.experiment.stages.evaluate import evaluate
 from kvxfer.files import read_json
-from kvxfer.report.pages import RESULTS, written
-from kvxfer.report.writing import compare_designs, terminal_table, write_results
+from kvxfer.report.designs import compare_designs
+from kvxfer.report.document import RESULTS, written
+from kvxfer.report.rendering import terminal, write
 
 
 def compare(settings: dict[str, EvaluateSettings]) -> list[Path]:
@@ -29,7 +30,7 @@ def compare(settings: dict[str, EvaluateSettings]) -> list[Path]:
     with open_run(first.outputs, "compare", {}, inputs, first.force) as run:
         if not run.done:
             title = f"{first.pair.label}: {', '.join(settings)} compared"
-            write_results(compare_designs(results, title), run.work)
+            write(compare_designs(results, title), run.work)
             run.commit()
-    Console().print(terminal_table(read_json(run.path / RESULTS)))
+    Console().print(terminal(read_json(run.path / RESULTS)))
     return written(run.path)

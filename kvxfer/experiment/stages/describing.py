@@ -12,7 +12,6 @@ from kvxfer.experiment.runs import Run
 from kvxfer.experiment.settings import EvaluateSettings, dials, label
 from kvxfer.maps.artifact import CacheMap
 from kvxfer.models.pair import Pair
-from kvxfer.text.corpus import CorpusSpec
 
 
 def columns(settings: EvaluateSettings, cache_map: CacheMap) -> dict[str, Any]:
@@ -34,13 +33,6 @@ def evaluation_loggers(
     group = settings.logger.group or settings.pair.label
     with open_loggers(settings.logger, run.work, run.id, "evaluate", name, logged, group, tags) as out:
         yield out
-
-
-def evaluated_corpus(corpus: CorpusSpec) -> dict[str, Any]:
-    """What of a text decides an evaluation."""
-    identity = corpus.identity()
-    kept = {key: value for key, value in identity.items() if key not in ("rows", "skip_first")}
-    return {**kept, "rows": identity["rows"]["evaluation"]}
 
 
 def describe_map(cache_map: CacheMap, directory: Path, pair: Pair, prompt: int) -> dict[str, Any]:

@@ -15,16 +15,15 @@ from kvxfer.experiment.settings import TrainSettings, label
 from kvxfer.experiment.stages.calibrate import REPORT, calibrate, calibration_id, load_splits
 from kvxfer.files import RECORD, read_json, write_json
 from kvxfer.fitting.closed import Fit, Splits
-from kvxfer.maps.artifact import DIAGNOSTICS, MANIFEST, TENSORS, CacheMap
+from kvxfer.maps.artifact import DIAGNOSTICS, MANIFEST, SELECTION, TENSORS, CacheMap
 from kvxfer.maps.blocks import KINDS
 from kvxfer.moments.random_file import RANDOM_FILE, load_random
 from kvxfer.progress import progress
-from kvxfer.report.curves import curves_figure
-from kvxfer.report.figures import r2_heatmap
+from kvxfer.report.fit_figures import curves_figure, r2_heatmap
 
 log = logging.getLogger("kvxfer")
 
-SELECTION, HEATMAP, CURVES = "selection.json", "r2.png", "curves.png"
+HEATMAP, CURVES = "r2.png", "curves.png"
 _RARE_TOKENS = 5
 
 

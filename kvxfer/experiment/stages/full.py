@@ -8,20 +8,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from kvxfer.errors import KvxferError, NotApplicable
-from kvxfer.evals.full import OUTCOMES, FullSpec, decisive, measured, missing, overall
+from kvxfer.evals.specs import FullSpec
 from kvxfer.experiment.runs import Run, environment, open_run
 from kvxfer.experiment.settings import EvaluateSettings
 from kvxfer.experiment.stages.describing import evaluation_loggers
 from kvxfer.files import RECORD, file_sha256, read_json
 from kvxfer.maps.artifact import CacheMap
-from kvxfer.report.full import write_full
-from kvxfer.report.pages import PAGE, RESULTS, written
-from kvxfer.report.results import SCHEMA
+from kvxfer.report.document import PAGE, RESULTS, written
+from kvxfer.report.full import decisive, measured, missing, overall
+from kvxfer.report.rendering import terminal, write
+from kvxfer.report.schema import SCHEMA
 
 log = logging.getLogger("kvxfer")
 
@@ -75,20 +74,20 @@ def full(
     together = overall(parts.found)
     cache_map = CacheMap.load(directory)
     gone = {p["name"]: [p["status"], p["reason"]] for p in parts.found if p["status"] != "measured"}
-    config = {"eval": {**spec.identity(), "missing": gone}, "pair": settings.pair_identity}
+    config = {"eval": {**settings.asked(), "missing": gone}, "pair": settings.pair_identity}
     inputs = {"train": cache_map.hash, **{name: folder.name for name, folder in parts.folders.items()}}
     # A part that is measured again keeps its id, and may say something else.
     inputs |= {f"{name}.sha256": file_sha256(folder / RESULTS) for name, folder in parts.folders.items()}
     with open_run(settings.outputs, "evaluate", config, inputs, settings.force) as run:
         if not run.done:
-            results = _results(run, parts, together.to_dict(), inputs)
+            results = _results(run, parts, together, inputs)
             _write(settings, run, cache_map, results, parts.folders)
             run.commit()
             evidence = {key: value for key, value in results.items() if key not in ("data", "map")}
             cache_map.add_evidence(directory, run.id, evidence)
     results = read_json(run.path / RESULTS)
     if show:
-        _show(results)
+        Console().print(terminal(results))
     else:
         log.info("%s: %s", results["title"], results["verdict"]["sentence"])
     if parts.failed:
@@ -112,6 +111,7 @@ def _results(run: Run, parts: _Parts, verdict: Mapping[str, Any], inputs: Mappin
         "provenance": {
             "inputs": {**inputs, "train": before["inputs"]["train"], "map": before["inputs"]["map"]},
             "config": run.record["config"],
+            "prompt_tokens": before["prompt_tokens"],
             "plan": before["plan"],
             "environment": environment(),
             "started": run.record["started"],
@@ -124,22 +124,7 @@ def _write(
 ) -> None:
     """All files, and what the loggers keep of them; the parts have logged their numbers themselves."""
     with evaluation_loggers(settings, run, cache_map, run.record["inputs"]) as out:
-        write_full(results, run.work, folders)
+        write(results, run.work, folders)
         for figure in sorted((run.work / "figures").glob("*.png")):
             out.figure(figure.stem, figure)
         out.artifact(f"eval-{run.id}", "kv-eval", written(run.work), {"map": results["map"]["sha256"]})
-
-
-def _show(results: Mapping[str, Any]) -> None:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for heading in ("Evaluation", "Outcome", "What it says"):
-        table.add_column(heading)
-    for part in results["data"]["parts"]:
-        if part["status"] == "measured":
-            table.add_row(part["name"], OUTCOMES[part["verdict"]["kind"]], part["verdict"]["head"])
-        else:
-            table.add_row(part["name"], part["status"], part["reason"])
-    console = Console()
-    console.print(results["title"], markup=False, highlight=False)
-    console.print(table)
-    console.print(results["verdict"]["sentence"], markup=False, highlight=False)

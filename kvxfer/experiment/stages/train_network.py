@@ -12,18 +12,19 @@ from tempfile import TemporaryDirectory
 from typing import Any, NoReturn
 
 from kvxfer.errors import KvxferError
+from kvxfer.experiment.identity import identity
 from kvxfer.experiment.loggers import FileLogger, RunLogger, open_loggers
 from kvxfer.experiment.runs import Run, open_run, run_id, work_directory
 from kvxfer.experiment.settings import TrainSettings, label
 from kvxfer.experiment.solver_settings import Training
-from kvxfer.experiment.stages.fit import HEATMAP, SELECTION, fit_map, fitted_id, named_map
+from kvxfer.experiment.stages.fit import HEATMAP, fit_map, fitted_id, named_map
 from kvxfer.experiment.stages.trained_records import diagnostics, log_trained, log_training, time_to_map
 from kvxfer.files import RECORD, read_json, write_json
 from kvxfer.fitting.trained.networks import trained_outputs
-from kvxfer.maps.artifact import DIAGNOSTICS, TRAINING_RECORD, CacheMap
+from kvxfer.maps.artifact import DIAGNOSTICS, SELECTION, TRAINING_RECORD, CacheMap
 from kvxfer.models.hf import resolve_device
 from kvxfer.models.pair import Pair, load_pair
-from kvxfer.report.figures import r2_heatmap
+from kvxfer.report.fit_figures import r2_heatmap
 from kvxfer.text.corpus import TRAINING, load_rows
 
 log = logging.getLogger("kvxfer")
@@ -130,9 +131,7 @@ def _checked(settings: TrainSettings, directory: Path) -> Base:
 
 def _question(settings: TrainSettings, base: Base) -> Question:
     manifest = base.map.manifest
-    corpus = settings.corpus.identity()
-    rows = {split: count for split, count in corpus["rows"].items() if split != "evaluation"}
-    corpus["rows"] = {**rows, TRAINING: settings.corpus.rows.of(TRAINING)}
+    corpus = identity(settings.corpus, ["rows.evaluation"])
     inputs = {"train": base.map.hash}
     if (calibration := manifest.get("calibration")) is not None:
         inputs["calibrate"] = calibration

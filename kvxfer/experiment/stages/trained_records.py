@@ -20,7 +20,7 @@ from kvxfer.maps.artifact import MANIFEST, TENSORS, CacheMap
 from kvxfer.maps.blocks import KINDS
 from kvxfer.maps.columns import read_source
 from kvxfer.models.pair import Pair
-from kvxfer.report.training_figure import training_figure
+from kvxfer.report.fit_figures import training_figure
 
 if TYPE_CHECKING:
     from kvxfer.fitting.trained.loop import TrainedMap

@@ -5,17 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from kvxfer.fitting.trained.specs import PLACE
+from kvxfer.fitting.trained.specs import TrainerSpec
 from kvxfer.report.swept import Value, write
 
 # What may differ between two sweeps that ask the same questions.
 _NOT_ASKED = (
     *(("logger",), ("paths",), ("force",), ("build_missing",), ("pair", "device")),
-    *(("trainer", key) for key in PLACE),
+    *(("trainer", item.name) for item in fields(TrainerSpec) if item.metadata.get("id") is False),
 )
 
 

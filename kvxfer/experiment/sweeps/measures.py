@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from kvxfer.evals.full import decisive
-from kvxfer.evals.kinds import KINDS
 from kvxfer.files import read_json
 from kvxfer.maps.artifact import TRAINING_RECORD
+from kvxfer.report.document import RESULTS
+from kvxfer.report.full import decisive
+from kvxfer.report.kinds import REPORTS
 from kvxfer.report.swept import Measure, Numbers
-
-_MAPPED = ("accuracy", "nats", "perplexity", "retention_floor_normalised", "gap_recovered", "gap_recovered_nats")
-_INTERVALS = ("accuracy", "nats", "gap_recovered", "gap_recovered_nats")
 
 
 def _baselines(measure: str) -> dict[str, str]:
@@ -69,29 +66,12 @@ def _train(run: Path) -> Numbers:
 
 
 def _evaluate(run: Path) -> Numbers:
-    results = read_json(run / "results.json")
-    if results.get("kind") == "full":
+    results = read_json(run / RESULTS)
+    if results["kind"] == "full":
         # What decides stands for the whole.
         results = decisive(results["data"]["parts"], results["verdict"])["results"]
-    if "kind" in results:
-        return {**KINDS[results["kind"]].metrics(results["data"]), **_costs(results)}
-    conditions: Mapping[str, Mapping[str, Any]] = results["conditions"]
-    mapped = conditions["mapped"]
-    result: Numbers = {}
-    for key in _MAPPED:
-        result[key] = mapped.get(key)
-        if key in _INTERVALS:
-            low, high = mapped.get(f"{key}_ci") or (None, None)
-            result |= {f"{key}_low": low, f"{key}_high": high}
-    for name in ("source", "ceiling"):
-        result |= {f"{name}_{key}": conditions[name].get(key) for key in ("accuracy", "nats", "perplexity")}
-    test = results["tests"]["mapped_vs_source"]
-    result |= {f"vs_source_{key}": test.get(key) for key in ("accuracy_p", "nll_p")}
-    return result | _costs(results)
-
-
-def _costs(results: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: results["map"].get(key) for key in ("parameters", "flops_per_token", "share_of_prefill_flops")}
+    costs = {key: results["map"].get(key) for key in ("parameters", "flops_per_token", "share_of_prefill_flops")}
+    return {**REPORTS[results["kind"]].swept(results["data"]), **costs}
 
 
 _READERS: dict[str, Callable[[Path], Numbers]] = {"calibrate": _calibrate, "train": _train, "evaluate": _evaluate}

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import csv
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from kvxfer.errors import KvxferError
 from kvxfer.experiment.sweeps.jobs import Job, Outcome
 from kvxfer.experiment.sweeps.measures import MEASURES, numbers
+from kvxfer.report.numbers import NOTHING
 from kvxfer.report.sweep_figure import draw
 from kvxfer.report.swept import Measure, Numbers, write
+from kvxfer.report.table import Table
 
 SUMMARY, FIGURE = "summary.csv", "quality.png"
-_NONE = "\N{EN DASH}"
 
 
 @dataclass(frozen=True)
@@ -41,10 +38,10 @@ def summarise(stage: str, home: Path, jobs: Sequence[Job], outcomes: Sequence[Ou
     rows = [_row(stage, job, outcome) for job, outcome in zip(jobs, outcomes, strict=True)]
     measures = [m for m in MEASURES[stage] if any(row.numbers.get(m.key) is not None for row in rows)]
     console = Console()
-    console.print(table(rows, [m for m in measures if m.column]))
+    console.print(table(rows, [m for m in measures if m.column]).terminal())
     for error, numbered in _errors(rows).items():
         console.print(Text(f"failed: job {', '.join(numbered)}: {error}", style="red"), soft_wrap=True)
-    paths = [write_csv(rows, home / SUMMARY)]
+    paths = [everything(rows).write_csv(home / SUMMARY)]
     figure = home / FIGURE
     figure.unlink(missing_ok=True)
     points = [(row.job.values, row.numbers) for row in rows if row.outcome.run is not None]
@@ -66,36 +63,35 @@ def _row(stage: str, job: Job, outcome: Outcome) -> Row:
         return Row(job, Outcome(error=str(error)))
 
 
-def write_csv(rows: Sequence[Row], path: Path) -> Path:
-    """One line per job: its values, its numbers, its run, and its error if it failed."""
+def everything(rows: Sequence[Row]) -> Table:
+    """One row per job: its values, its numbers, its run, and its error if it failed; for the CSV."""
     keys = list(rows[0].job.values)
     columns = list(dict.fromkeys(key for row in rows for key in row.numbers))
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["job", *keys, "status", *columns, "run", "error"])
-        for row in rows:
-            values, status = [row.job.values[key] for key in keys], "failed" if row.outcome.error else "done"
-            found = [row.numbers.get(column) for column in columns]
-            writer.writerow([row.job.number, *values, status, *found, row.outcome.run, row.outcome.error])
-    os.replace(temporary, path)
-    return path
+    cells = [
+        (
+            row.job.number,
+            *(row.job.values[key] for key in keys),
+            "failed" if row.outcome.error else "done",
+            *(row.numbers.get(column) for column in columns),
+            row.outcome.run,
+            row.outcome.error,
+        )
+        for row in rows
+    ]
+    return Table(("job", *keys, "status", *columns, "run", "error"), cells)
 
 
 def table(rows: Sequence[Row], measures: Sequence[Measure]) -> Table:
     """What the terminal shows: the swept values, the measures and the run's id."""
-    result = Table(box=box.SIMPLE_HEAD)
-    result.add_column("job", justify="right")
-    # On a narrow terminal a name goes on in the next line: cut short, penalty.lam and penalty.alpha would look alike.
-    for name in (*rows[0].job.values, *(measure.label for measure in measures)):
-        result.add_column(name, justify="right", overflow="fold")
-    result.add_column("run", no_wrap=True)
+    columns = ("job", *rows[0].job.values, *(measure.label for measure in measures), "run")
+    cells, last = [], len(columns) - 1
     for row in rows:
         values = [write(value) for value in row.job.values.values()]
         shown = [_shown(measure, row.numbers) for measure in measures]
-        run = Text("failed", style="red") if row.outcome.run is None else Text(Path(row.outcome.run).name)
-        result.add_row(str(row.job.number), *values, *shown, run)
-    return result
+        run = "failed" if row.outcome.run is None else Path(row.outcome.run).name
+        cells.append((str(row.job.number), *values, *shown, run))
+    failed = {(n, last): "red" for n, row in enumerate(rows) if row.outcome.run is None}
+    return Table(columns, cells, whole=(last,), styles=failed)
 
 
 def _errors(rows: Sequence[Row]) -> dict[str, list[str]]:
@@ -110,7 +106,7 @@ def _errors(rows: Sequence[Row]) -> dict[str, list[str]]:
 def _shown(measure: Measure, found: Numbers) -> str:
     value = found.get(measure.key)
     if value is None:
-        return _NONE
+        return NOTHING
     if measure.share:
         return f"{100 * value:.1f} %"
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"

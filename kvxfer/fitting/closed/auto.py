@@ -10,42 +10,27 @@ import torch
 
 from kvxfer.errors import KvxferError
 from kvxfer.fitting.closed.attention import map_scores
-from kvxfer.fitting.closed.form import Dials
 from kvxfer.fitting.closed.judges import required_probe
 from kvxfer.fitting.closed.registry import CLOSED_FORMS
 from kvxfer.fitting.closed.selection import Selection
 from kvxfer.fitting.closed.solver import Fit, Solver, Splits
+from kvxfer.fitting.dials import AutoDials
 from kvxfer.maps.blocks import KINDS, Output
 from kvxfer.moments.moments import Moments
 from kvxfer.moments.probe import Probe
 
-CHOOSE = ("layer", "one")
-
 
 @dataclass(frozen=True)
-class Auto(Dials):
-    """The best of some solvers, each with the same dials.
+class Auto(AutoDials):
+    """The best of some solvers, each with the same dials."""
 
-    Args:
-        candidates: names of other solvers. One that does not apply to the dials or the calibration is left out.
-        choose: ``layer`` (the best for every target layer and kind, the other kind being true) or ``one`` (the best
-            for all, both kinds mapped). Equal scores favour the earlier candidate.
-    """
-
-    candidates: tuple[str, ...] = ("ridge", "head_local", "weighted")
-    choose: str = "layer"
     name: str = "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        others = list(CLOSED_FORMS)
-        if not self.candidates or len(set(self.candidates)) < len(self.candidates):
-            raise KvxferError(f"solver.candidates={list(self.candidates)} must name one or more solvers, each once")
         for name in self.candidates:
-            if name not in others:
-                raise KvxferError(f"solver.candidates has {name!r}, which is none of {', '.join(others)}")
-        if self.choose not in CHOOSE:
-            raise KvxferError(f"solver.choose={self.choose!r} is none of {', '.join(CHOOSE)}")
+            if name not in CLOSED_FORMS:
+                raise KvxferError(f"solver.candidates has {name!r}, which is none of {', '.join(CLOSED_FORMS)}")
         self._applicable()
 
     @property

@@ -11,7 +11,7 @@ from torch import Tensor
 from kvxfer.errors import KvxferError
 from kvxfer.fitting.closed.design import Design
 from kvxfer.fitting.closed.linalg import NOT_FINITE
-from kvxfer.fitting.closed.penalties import Setting
+from kvxfer.fitting.dials import Setting
 
 Chosen = list[tuple[Setting, float]]
 """For each output its setting, and the λ that was really used."""

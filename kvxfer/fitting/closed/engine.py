@@ -15,11 +15,10 @@ from kvxfer.fitting.closed.choice import Choice, near
 from kvxfer.fitting.closed.design import Design
 from kvxfer.fitting.closed.form import Form, Subproblem
 from kvxfer.fitting.closed.judges import Judge, PlainR2, judge_for
-from kvxfer.fitting.closed.linalg import Gram
-from kvxfer.fitting.closed.penalties import Setting
+from kvxfer.fitting.closed.linalg import Gram, penalised, reduce
 from kvxfer.fitting.closed.r2 import HeldOut
-from kvxfer.fitting.closed.ranks import AUTO_LOSS, reduce
 from kvxfer.fitting.closed.solver import Splits
+from kvxfer.fitting.dials import Setting
 from kvxfer.maps.blocks import KINDS, Block, Features, Output
 from kvxfer.maps.linear import LinearLayer
 from kvxfer.moments.query_metric import Metrics
@@ -28,6 +27,9 @@ Solved = dict[Output, tuple[LinearLayer, dict[str, Any]]]
 
 EDGE_GAIN = 1e-4
 """R² by which the last step towards a grid's end must still gain for the end to be called too near."""
+
+AUTO_LOSS = 0.005
+"""``rank.r=auto`` takes the smallest rank whose validation R² is within this of the full map's."""
 
 ROUNDING = 1e-9
 """R² that two ways to solve the same equations may differ by."""
@@ -147,7 +149,7 @@ class Engine:
                 gram: Gram, right: Tensor, part: Subproblem, output: Output, setting: Setting = setting
             ) -> tuple[Tensor, float]:
                 metric = self.metrics.by_output[output] if self.metrics else None
-                return penalty.solve(gram, right, setting, part.heads, metric)
+                return penalised(gram, right, setting, part.heads, metric)
 
             solution, spent = design.weights(solve, [[n] for n in outputs] if setting.get("alpha") else [outputs])
             score = torch.full((len(everyone),), -torch.inf, dtype=torch.float64)

@@ -16,8 +16,6 @@ from kvxfer.maps.blocks import Block
 from kvxfer.moments.probe import Probe
 from kvxfer.moments.query_metric import Metrics
 
-CRITERIA = ("r2", "query", "attention")
-
 
 @runtime_checkable
 class Judge(Protocol):

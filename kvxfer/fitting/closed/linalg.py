@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from kvxfer.errors import KvxferError
+from kvxfer.fitting.dials import Setting
+from kvxfer.moments.query_metric import Metric
 
 _TRIES = 9
 _EPSILON = 1e-13
@@ -120,6 +123,46 @@ class Gram:
         denominator = (values[:, None] + lams * self.unit).clamp_min(floor)
         kept = (values > floor)[:, None]
         return vectors @ torch.where(kept, (vectors.T @ right) / denominator, 0)
+
+
+def penalised(
+    gram: Gram, right: Float[Tensor, "features columns"], setting: Setting, heads: list[int], metric: Metric | None
+) -> tuple[Float[Tensor, "features columns"], float]:
+    """The weight of one output's columns under a penalty's setting, and the λ that was used.
+
+    With α above 0 the columns of each head are rotated into its metric's eigenbasis, solved there and rotated back.
+    """
+    if not setting.get("alpha"):
+        return gram.ridge(right, setting["lam"])
+    assert metric is not None
+    values, vectors = metric.eigen
+    rotation = torch.block_diag(*vectors[heads])
+    lams = setting["lam"] / values[heads].flatten() ** setting["alpha"]
+    if len(lams) != right.shape[1]:
+        dim = values.shape[-1]
+        raise KvxferError(f"a metric of {len(heads)} heads of {dim} does not fit {right.shape[1]} output columns")
+    return gram.ridge_per_column(right @ rotation, lams) @ rotation.T, setting["lam"]
+
+
+def reduce(
+    weight: Float[Tensor, "features columns"],
+    gram: Float[Tensor, "features features"],
+    rank: int,
+    metric: Metric | None,
+    heads: list[int],
+) -> tuple[Float[Tensor, "features rank"], Float[Tensor, "rank columns"]]:
+    """The best rank-r map that predicts what ``weight`` predicts, in the metric of the output (or plainly).
+
+    With M the metric, V the first r eigenvectors of M^½ W'AW M^½: left = W M^½ V, right = V' M^-½.
+    """
+    root: Any = torch.eye(weight.shape[1], dtype=weight.dtype)
+    inverse = root
+    if metric is not None:
+        root, inverse = (torch.block_diag(*part[heads]) for part in metric.roots)
+    scaled = weight @ root
+    _, vectors = torch.linalg.eigh(scaled.T @ gram @ scaled)
+    kept = vectors[:, -rank:].flip(1)
+    return scaled @ kept, kept.T @ inverse
 
 
 NOT_FINITE = "the moments are not finite: calibrate again and look at the rows that calibration skipped"

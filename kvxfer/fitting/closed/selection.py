@@ -16,8 +16,6 @@ from kvxfer.maps.blocks import KINDS, Output
 Scorer = Callable[[tuple[int, ...]], dict[str, Float[Tensor, " targets"]]]
 """Held-out scores, by kind, of every target layer when it reads some source layers."""
 
-METHODS = ("topk", "greedy", "all")
-
 
 @dataclass(frozen=True)
 class Selection:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -54,13 +54,17 @@ def question(spec: Trained, trainer: TrainerSpec, base: str, rows: list[str], ex
         rows: digests of the training and validation rows.
     """
     asked = {
-        "solver": [type(spec).__name__, {key: value for key, value in spec.identity().items() if key != "name"}],
-        "trainer": trainer.identity(),
+        "solver": [type(spec).__name__, {**_deciding(spec), "name": None}],
+        "trainer": _deciding(trainer),
         "base": base,
         "rows": rows,
         "exact": exact,
     }
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+
+
+def _deciding(spec: Trained | TrainerSpec) -> dict[str, Any]:
+    return {item.name: getattr(spec, item.name) for item in fields(spec) if item.metadata.get("id", True)}
 
 
 def read_checkpoint(path: Path, asked: str, source: str, whole: bool = True) -> Checkpoint:

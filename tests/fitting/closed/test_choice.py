@@ -8,7 +8,7 @@ import pytest
 
 from kvxfer.fitting.closed import Ridge
 from kvxfer.fitting.closed.choice import near
-from kvxfer.fitting.closed.penalties import ALPHA_GRID, LAM_GRID, Attention
+from kvxfer.fitting.dials import ALPHA_GRID, LAM_GRID, Attention
 from kvxfer.maps.blocks import DESIGNS
 from tests.samples import make_samples, make_splits
 

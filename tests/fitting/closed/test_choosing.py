@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from kvxfer.fitting.closed import Fit, Ridge, Splits
-from kvxfer.fitting.closed.penalties import Isotropic
+from kvxfer.fitting.dials import Isotropic
 from kvxfer.maps.blocks import DESIGNS, KINDS, Block
-from kvxfer.report.curves import tried
+from kvxfer.report.fit_figures import tried
 from tests.samples import Samples, make_samples, make_splits
 
 BOTH = DESIGNS["both"]

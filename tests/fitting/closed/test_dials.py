@@ -11,10 +11,9 @@ import torch
 from kvxfer.errors import KvxferError
 from kvxfer.experiment.stages.fit import _warn
 from kvxfer.fitting.closed import Fit, HeadLocal, Ridge, Splits
-from kvxfer.fitting.closed.linalg import Gram
-from kvxfer.fitting.closed.penalties import Attention, Isotropic
+from kvxfer.fitting.closed.linalg import Gram, reduce
 from kvxfer.fitting.closed.r2 import HeldOut
-from kvxfer.fitting.closed.ranks import Full, Reduced, reduce
+from kvxfer.fitting.dials import Attention, Full, Isotropic, Reduced
 from kvxfer.maps.blocks import DESIGNS
 from kvxfer.moments.query_metric import Metric
 from tests.samples import Samples, make_samples, make_splits, reference_metric_r2, reference_ridge, relative_error

@@ -17,7 +17,7 @@ from kvxfer.errors import KvxferError
 from kvxfer.fitting.closed import SOLVERS, Fit, Splits
 from kvxfer.fitting.closed.engine import EDGE_GAIN
 from kvxfer.fitting.closed.linalg import Gram
-from kvxfer.fitting.closed.penalties import LAM_GRID
+from kvxfer.fitting.dials import LAM_GRID
 from kvxfer.maps.blocks import DESIGNS, KINDS, Features, Output
 from tests.samples import Samples, make_samples, make_splits, reference_metric_r2, reference_r2, relative_error
 from tests.solver_matrix import SOLVER_MATRIX, Case, pairwise

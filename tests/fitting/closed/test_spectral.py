@@ -13,8 +13,8 @@ from kvxfer.fitting.closed import design as design_module
 from kvxfer.fitting.closed.design import Design
 from kvxfer.fitting.closed.engine import Engine
 from kvxfer.fitting.closed.linalg import Gram
-from kvxfer.fitting.closed.penalties import LAM_GRID, Attention, Isotropic
 from kvxfer.fitting.closed.spectral import is_cheaper
+from kvxfer.fitting.dials import LAM_GRID, Attention, Isotropic
 from kvxfer.maps.blocks import DESIGNS, KINDS
 from tests.samples import Samples, make_samples, make_splits, relative_error
 
@@ -168,7 +168,7 @@ def test_a_block_that_does_not_vary_keeps_the_common_penalty() -> None:
     assert not weight[3:].any()
 
 
-def test_manifests_name_a_penalty_per_block_only_where_there_is_one() -> None:
+def test_manifests_say_what_lam_is_relative_to() -> None:
     for penalty in (Isotropic, Attention):
-        assert "per_block" not in penalty(1e-3, 0.0).to_dict()
-        assert penalty(1e-3, 0.0, True).to_dict()["per_block"] is True
+        assert penalty(1e-3, 0.0).convention == "relative to the mean diagonal of the centred Gram"
+        assert penalty(1e-3, 0.0, True).convention.endswith("of each block of the centred Gram")

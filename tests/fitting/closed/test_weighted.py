@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kvxfer.errors import KvxferError
 from kvxfer.fitting.closed import Ridge, Weighted
-from kvxfer.fitting.closed.penalties import LAM_GRID, Isotropic
+from kvxfer.fitting.dials import LAM_GRID, Isotropic
 from kvxfer.maps.blocks import DESIGNS
 from tests.samples import Samples, make_samples, make_splits, reference_r2, relative_error
 

@@ -11,7 +11,8 @@ from transformers import AutoModelForImageTextToText
 from transformers.utils import logging
 
 from kvxfer.errors import KvxferError
-from kvxfer.models.hf import ModelSpec, folder_digest, load, load_config, load_model, load_tokenizer, resolve_device
+from kvxfer.models.files import folder_digest
+from kvxfer.models.hf import ModelSpec, load, load_config, load_model, load_tokenizer, resolve_device
 from tests.doubles import make_double, save, tiny_model, tiny_tokenizer
 
 

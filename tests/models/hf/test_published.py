@@ -12,7 +12,7 @@ from kvxfer.errors import KvxferError
 from kvxfer.evals.latency.rounds import clock
 from kvxfer.experiment.config import compose, spelled_out
 from kvxfer.fitting.closed import HeadLocal, Ridge
-from kvxfer.fitting.closed.ranks import Reduced
+from kvxfer.fitting.dials import Reduced
 from kvxfer.fitting.random_maps import nearest, random_map
 from kvxfer.handoff.transfer import Transfer
 from kvxfer.maps.apply import Mapper

@@ -1,0 +1,160 @@
+"""Free decoding (``generation``): is the answer right, and when does the text part from the ceiling's?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kvxfer.evals.statistics import paired_item
+from kvxfer.report.figures import COLOURS, CONTROL, Panel, Series, series_figure
+from kvxfer.report.first_screen import FirstScreen
+from kvxfer.report.kind_report import Json, KindReport, numbers_of
+from kvxfer.report.numbers import interval, number, p_value, percent, points
+from kvxfer.report.prose import fill
+from kvxfer.report.table import Table
+from kvxfer.report.verdict import Verdict, verdict
+from kvxfer.report.wording import condition_name
+
+MODES = ("greedy", "sampled")
+STEPS = "generation_steps.png"
+
+
+class GenerationReport(KindReport):
+    """Exact match where there are answers, and how far from the ceiling's predictions."""
+
+    heading = "Free decoding"
+    logged = "eval/generation"
+
+    def verdict(self, data: Json) -> Verdict:
+        """Against the source: exact match where there are answers, and how far from the ceiling's predictions."""
+        test = data["tests"]["mapped_vs_source"]
+        row = {"nll_p": test["kl_p"], "nll_difference": test["kl_difference"], "nll_ci": test["kl_ci"]}
+        row |= {f"accuracy_{key}": test[f"exact_{key}"] for key in ("p", "difference", "ci")}
+        found = {
+            name: {"accuracy": data["conditions"][name]["exact"], "nats": data["conditions"][name]["kl"]}
+            for name in ("mapped", "source")
+        }
+        said = verdict(found, {"mapped_vs_source": row}, subject="Writing from the mapped cache")
+        words = {
+            "accuracy": "exact match",
+            "nats per token": "nats of KL from the ceiling per token",
+            "in nats": "in KL",
+        }
+        head, sentence = said.head, said.sentence
+        for plain, meant in words.items():
+            head, sentence = head.replace(plain, meant), sentence.replace(plain, meant)
+        return Verdict(said.kind, head, f"{sentence} {_divergence_sentence(data)}")
+
+    def first_screen(self, data: Json) -> FirstScreen:
+        """Every condition, decoding greedily."""
+        headings = ("Condition", "Exact match", "Agreement", "Never parts", "Parts", "KL")
+        row = data["conditions"]["mapped"]
+        against = []
+        if row["never"] < 1:
+            against.append(f"{percent(1 - row['never'])} of its greedy texts are not the ceiling's to the end.")
+        caption = "Agreement with the ceiling and KL from it, token by token"
+        return FirstScreen(_conditions_table(data).only(*headings), f"figures/{STEPS}", caption, against)
+
+    def sections(self, data: Json) -> str:
+        """Both ways of decoding, the tests, the figures and some of what was written."""
+        names = list(data["conditions"])
+        written = [
+            (f"… {example['prompt']}", condition_name(name, short=True), example[name])
+            for example in data["examples"]
+            for name in names
+        ]
+        return fill(
+            "generation",
+            **data,
+            table=_conditions_table(data),
+            test=data["tests"]["mapped_vs_ceiling"],
+            test_table=_tests_table(data),
+            written=Table(("After", "By", "Greedily"), written, right=False),
+        )
+
+    def metrics(self, data: Json) -> dict[str, float]:
+        """Every number of every condition."""
+        return numbers_of(data["conditions"])
+
+    def paired(self, data: Json) -> dict[str, list[Json]]:
+        """Every prompt: the KL, and exact match where there are answers."""
+        items = [paired_item(i, nats=i["kl"]["mapped"], correct=i["exact"]["mapped"]) for i in data["items"]]
+        return {"exact match, KL from the ceiling" if data["answers"] else "KL from the ceiling": items}
+
+    def figures(self, data: Json, folder: Path) -> None:
+        """Agreement and KL by step, and the share of texts that have not parted yet."""
+
+        def lines(measure: str, least: float | None = None) -> list[Series]:
+            found = []
+            for name, step in data["steps"].items():
+                values, ends = step[measure], step[f"{measure}_ci"]
+                if least is not None:
+                    values, ends = [max(v, least) for v in values], [[max(e, least) for e in pair] for pair in ends]
+                places = range(1, len(values) + 1)
+                found.append(Series(condition_name(name, short=True), places, values, ends, COLOURS.get(name, CONTROL)))
+            return found
+
+        agreement = Panel("tokens that are the ceiling's", "new token", lines("agreement"), limits=(0.0, 1.03))
+        kl = Panel("KL from the ceiling (nats)", "new token", lines("kl", 1e-6), log=True)
+        series_figure([agreement, kl], folder / STEPS)
+        modes = MODES if data["samples"] else MODES[:1]
+        panels = [
+            Panel(f"texts still the ceiling's, {mode}", "new tokens", lines(f"same_{mode}"), limits=(0.0, 1.03))
+            for mode in modes
+        ]
+        series_figure(panels, folder / "generation_divergence.png")
+
+
+def _divergence_sentence(data: Json) -> str:
+    """When the mapped cache's text parts from the ceiling's."""
+    row = data["conditions"]["mapped"]
+    never = f"{percent(row['never'])} of the greedy texts are the ceiling's for all {data['new_tokens']} tokens"
+    if row["parts"] is None:
+        return f"{never}."
+    return f"{never}; the median text parts from it at token {row['parts']:g}."
+
+
+def _conditions_table(data: Json) -> Table:
+    """Greedy and sampled columns side by side."""
+    header = ("Condition", "Exact match", "Agreement", "Never parts", "Parts", "KL", "Same top token")
+    sampled = ("Exact match (sampled)", "Agreement (sampled)", "Never parts (sampled)", "Parts (sampled)")
+    rows = []
+    for name, row in data["conditions"].items():
+        cells = [condition_name(name)]
+        for key in ("exact", "agreement", "never"):
+            cells.append(f"{percent(row[key])} {interval(row[f'{key}_ci'])}".rstrip())
+        cells.append(_place(row["parts"], row["never"]))
+        cells += [f"{number(row['kl'])} {interval(row['kl_ci'], 'number')}", percent(row["top"])]
+        cells += [percent(row[f"{key}_sampled"]) for key in ("exact", "agreement", "never")]
+        cells.append(_place(row["parts_sampled"], row["never_sampled"]))
+        rows.append(cells)
+    return Table((*header, *sampled), rows)
+
+
+def _place(median: float | None, never: float | None) -> str:
+    return "" if never is None else "after the last" if median is None else f"{median:g}"
+
+
+def _tests_table(data: Json) -> Table:
+    """First minus second on the same prompts."""
+    measures = {
+        "exact": "Exact match",
+        "exact_sampled": "Exact match (sampled)",
+        "agreement": "Agreement",
+        "agreement_sampled": "Agreement (sampled)",
+        "kl": "KL (nats)",
+    }
+    rows = []
+    for key, test in data["tests"].items():
+        other = key.removeprefix("mapped_vs_")
+        for measure, label in measures.items():
+            difference = test[f"{measure}_difference"]
+            # All of these are set against the ceiling as they are.
+            if difference is None or (other == "ceiling" and not measure.startswith("exact")):
+                continue
+            ends = test[f"{measure}_ci"]
+            said = (number(difference, sign=True), interval(ends, "number"))
+            if measure != "kl":
+                said = (points(difference), interval(ends))
+            kind = "exact McNemar" if measure == "exact" else "paired t"
+            rows.append((f"{label}, against the {other}", *said, p_value(test[f"{measure}_p"]), kind))
+    return Table(("Measure", "Difference", "95 %", "p", "Test"), rows)

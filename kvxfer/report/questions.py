@@ -1,0 +1,382 @@
+"""Questions with answers, or text that follows (``items``): the headline table, its tests, and what speaks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import rich.table
+
+from kvxfer.evals.statistics import holm, summarise
+from kvxfer.report.figures import conditions_figure
+from kvxfer.report.first_screen import FirstScreen
+from kvxfer.report.fit_figures import r2_heatmap
+from kvxfer.report.kind_report import Json, KindReport, numbers_of
+from kvxfer.report.numbers import interval, number, p_value, percent, perplexity, points, setting
+from kvxfer.report.prose import capital, fill, listed
+from kvxfer.report.table import Table
+from kvxfer.report.verdict import (
+    Verdict,
+    accuracy_outcome,
+    ancestry_sentence,
+    cautions,
+    in_accuracy,
+    in_nats,
+    nats_outcome,
+    verdict,
+)
+from kvxfer.report.wording import condition_name
+
+CONDITIONS_FIGURE, HEATMAP = "figures/conditions.png", "figures/r2.png"
+RATIOS = ("retention", "retention_floor_normalised", "gap_recovered", "gap_recovered_nats")
+MEASURES = (
+    *("Accuracy", "Generated", "Perplexity", "Nats per token"),
+    *("Retention", "Floor-normalised", "Gap recovered", "Gap recovered (nats)"),
+)
+NARROW = (
+    *("Condition", "Accuracy [95 %]", "Nats per token [95 %]", "Gap recovered", "in nats"),
+    *("p, vs source", "p, in nats"),
+)
+DECISIVE = ("ceiling", "source", "mapped", "ancestor_copy", "no_context", "floor")
+"""The conditions of the first screen."""
+
+CONTROLS = ("floor", "raw_copy", "wrong_donor", "random_map", "no_context")
+KEPT = {
+    "retention": "{} of the ceiling's accuracy is kept",
+    "retention_floor_normalised": "{} of what lies above chance",
+    "gap_recovered": "{} of the gap between source and ceiling is recovered in accuracy",
+}
+FURTHER = {
+    "story_only": (
+        "When only the story is handed over",
+        "The cache holds the story alone; the target reads the question itself.",
+    )
+}
+"""Titles and notes of further tables."""
+
+SWEPT = ("accuracy", "nats", "perplexity", "retention_floor_normalised", "gap_recovered", "gap_recovered_nats")
+SWEPT_WITH_INTERVALS = ("accuracy", "nats", "gap_recovered", "gap_recovered_nats")
+LOGGED = ("accuracy", "perplexity", "nats", "retention_floor_normalised", "gap_recovered")
+STYLES = {"better": "green", "worse": "red", "none": "yellow"}
+
+
+class QuestionsReport(KindReport):
+    """Every condition against the source, in accuracy where there are answers and in nats."""
+
+    heading = "Questions, or text that follows"
+    logged = "eval"
+    decides = True
+    sectioned = True
+
+    def verdict(self, data: Json) -> Verdict:
+        """The mapped cache against the source."""
+        return verdict(data["conditions"], data["tests"])
+
+    def cautions(self, data: Json) -> list[str]:
+        """That the map does less than its fit said, or the tests rest on few documents."""
+        return cautions(data)
+
+    def remarks(self, data: Json) -> list[str]:
+        """The cautions, and what a pruned pair must show first."""
+        ancestry = ancestry_sentence(data)
+        return [*cautions(data), *([] if ancestry is None else [ancestry])]
+
+    def first_screen(self, data: Json) -> FirstScreen:
+        """The conditions that decide, with p against the source."""
+        return FirstScreen(
+            narrow_table([(condition_name(name), data, name) for name in DECISIVE if name in data["conditions"]]),
+            CONDITIONS_FIGURE,
+            "Every condition with its 95 % interval",
+            against(data),
+        )
+
+    def sections(self, data: Json) -> str:
+        """What is kept and what the controls do, the tables, what the map reads, and the gates."""
+        mapped = data["conditions"]["mapped"]
+        controls = [name for name in CONTROLS if name in data["conditions"]]
+        said = [f"{condition_name(c).lower()} {_measure(data['conditions'][c])}" for c in controls]
+        return fill(
+            "questions",
+            kept=capital(listed(_kept(mapped))),
+            controls=said,
+            chance=data.get("chance") if mapped["accuracy"] is not None else None,
+            conditions=conditions_table(data["conditions"]),
+            figure=CONDITIONS_FIGURE,
+            tests=_tests_table(data["tests"]),
+            tables=[_further(name, table) for name, table in data["tables"].items()],
+            by_kind=_by_kind(data["by_kind"]),
+            heatmap=HEATMAP if _has_heatmap(data) else None,
+            gates=_gates(data),
+            checked=data["fit_check"],
+        )
+
+    def metrics(self, data: Json) -> dict[str, float]:
+        """Every number of every condition and test."""
+        return numbers_of({**data["conditions"], **data["tests"]})
+
+    def logged_tables(self, data: Json) -> dict[str, Table]:
+        """The conditions with their main numbers."""
+        rows = [(name, *(row[key] for key in LOGGED)) for name, row in data["conditions"].items()]
+        return {"conditions": Table(("condition", *LOGGED), rows)}
+
+    def swept(self, data: Json) -> dict[str, float | None]:
+        """The mapped cache's numbers with their intervals, source and ceiling, and p against the source."""
+        conditions, mapped = data["conditions"], data["conditions"]["mapped"]
+        found: dict[str, float | None] = {}
+        for key in SWEPT:
+            found[key] = mapped.get(key)
+            if key in SWEPT_WITH_INTERVALS:
+                found[f"{key}_low"], found[f"{key}_high"] = mapped.get(f"{key}_ci") or (None, None)
+        for name in ("source", "ceiling"):
+            found |= {f"{name}_{key}": conditions[name].get(key) for key in ("accuracy", "nats", "perplexity")}
+        test = data["tests"]["mapped_vs_source"]
+        return found | {f"vs_source_{key}": test.get(key) for key in ("accuracy_p", "nll_p")}
+
+    def by_task(self, data: Json) -> dict[str, Json]:
+        """All questions, and each kind of them where there are several; nothing where there are no answers."""
+        if data["conditions"]["mapped"]["accuracy"] is None:
+            return {}
+        kinds = list(dict.fromkeys(str(item["kind"]) for item in data["items"]))
+        if len(kinds) == 1:
+            return {kinds[0]: data["conditions"]}
+        of_kind = {kind: [item for item in data["items"] if str(item["kind"]) == kind] for kind in kinds}
+        single = {kind: summarise(items)["conditions"] for kind, items in of_kind.items()}
+        return {"all questions": data["conditions"], **single}
+
+    def paired(self, data: Json) -> dict[str, list[Json]]:
+        """The items, under no name."""
+        return {"": list(data["items"])}
+
+    def evidence(self, data: Json) -> dict[str, Any]:
+        """Everything but the single items and what the fit itself recorded."""
+        return {key: value for key, value in data.items() if key not in ("items", "selection")}
+
+    def terminal(self, title: str, data: Json) -> rich.table.Table:
+        """One row for each condition."""
+        rows = [(condition_name(name, short=True), data, name) for name in data["conditions"]]
+        return terminal_table(title, rows, [self.verdict(data).sentence, *self.remarks(data)])
+
+    def line(self, data: Json) -> str:
+        """What the mapped cache answers and recovers."""
+        row = data["conditions"]["mapped"]
+        return f"{_measures(row)}, gap recovered {percent(row['gap_recovered_nats'])} in nats"
+
+    def figures(self, data: Json, folder: Path) -> None:
+        """Every condition, and the R² of single source layers where the fit recorded it."""
+        conditions_figure(data["conditions"], folder / Path(CONDITIONS_FIGURE).name, data["chance"])
+        if _has_heatmap(data):
+            r2_heatmap(data["selection"], folder / Path(HEATMAP).name)
+
+    def verdicts(self, several: Sequence[Json]) -> list[Verdict]:
+        """With p corrected for how many there are."""
+        tests = zip(several, _corrected(several), strict=True)
+        return [verdict(data["conditions"], {"mapped_vs_source": test}) for data, test in tests]
+
+    def beside(self, runs: Mapping[str, Json], figure: str) -> str:
+        """A row for each run, and what all are measured against."""
+        several = {label: results["data"] for label, results in runs.items()}
+        rows = []
+        for (label, data), test in zip(several.items(), _corrected(list(several.values())), strict=True):
+            row, fitted = data["conditions"]["mapped"], runs[label]["map"]
+            against = [points(test["accuracy_difference"]), p_value(test["accuracy_p"])]
+            against += [number(test["nll_difference"], sign=True), p_value(test["nll_p"])]
+            ratios = (percent(row[key]) for key in ("retention", "gap_recovered", "gap_recovered_nats"))
+            name = f"{label}: {fitted['features']}, {fitted['solver']}"
+            rows.append((name, _with_interval(row, "accuracy"), _with_interval(row, "nats"), *ratios, *against))
+        measures = ("Accuracy", "Nats per token", "Retention", "Gap recovered", "Gap recovered (nats)")
+        header = ("Run", *measures, "vs source", "p (McNemar)", "vs source, nats", "p (paired t)")
+        first = next(iter(several.values()))["conditions"]
+        return fill(
+            "questions_beside",
+            count=first["mapped"]["n"],
+            baselines=[f"{name} {_measures(first[name])}" for name in ("ceiling", "source")],
+            runs=len(runs),
+            table=Table(header, rows),
+            figure=figure,
+        )
+
+    def draw_beside(self, runs: Mapping[str, Json], path: Path) -> bool:
+        """Every run's mapped cache between what is the same for all."""
+        names = {label: f"Mapped cache, {label}: {results['map']['features']}" for label, results in runs.items()}
+        beside_figure({names[label]: results["data"] for label, results in runs.items()}, path)
+        return True
+
+
+def narrow_table(rows: Sequence[tuple[str, Json, str]]) -> Table:
+    """The conditions of some rows (name, data, condition) in a table that fits a page."""
+    cells = []
+    for name, data, condition in rows:
+        row, test = data["conditions"][condition], data["tests"].get(f"{condition}_vs_source", {})
+        label = f"**{name}**" if condition == "mapped" else name
+        recovered = [percent(row.get(key)) for key in ("gap_recovered", "gap_recovered_nats")]
+        p = [p_value(test.get(key)) for key in ("accuracy_p", "nll_p")]
+        cells.append((label, _with_interval(row, "accuracy"), _with_interval(row, "nats"), *recovered, *p))
+    return Table(NARROW, cells)
+
+
+def against(data: Json) -> list[str]:
+    """What a reader who believes the verdict should know of the numbers behind it."""
+    found = []
+    test = data["tests"].get("mapped_vs_ceiling", {})
+    said = [in_accuracy(test)] if accuracy_outcome(test) == "worse" else []
+    said += [in_nats(test, " nats per token")] if nats_outcome(test) == "worse" else []
+    if said:
+        found.append(f"It does not reach the target's own prefill: {'; '.join(said)}.")
+    measure, sign = ("nats", -1) if data["conditions"]["mapped"]["accuracy"] is None else ("accuracy", 1)
+    mapped = data["conditions"]["mapped"]
+    for name in CONTROLS:
+        if name in data["conditions"] and sign * (data["conditions"][name][measure] - mapped[measure]) >= 0:
+            row = data["conditions"][name]
+            found.append(f"The control “{condition_name(name).lower()}” does no worse: {_measure(row)}.")
+    return found
+
+
+def beside_figure(several: Mapping[str, Json], path: Path) -> None:
+    """The mapped caches of several runs on the same items, by the names of their rows, between what they share."""
+    first = next(iter(several.values()))
+    rows = {name: first["conditions"][name] for name in ("ceiling", "source")}
+    rows |= {f"mapped {name}": data["conditions"]["mapped"] for name, data in several.items()}
+    rows |= {name: first["conditions"][name] for name in ("floor", "raw_copy", "no_context")}
+    conditions_figure(rows, path, first["chance"], {f"mapped {name}": name for name in several})
+
+
+def conditions_table(conditions: Mapping[str, Json]) -> Table:
+    """The headline table: one row per condition."""
+    return Table(("Condition", *MEASURES), [(condition_name(name), *numbers(row)) for name, row in conditions.items()])
+
+
+def numbers(row: Json) -> tuple[str, ...]:
+    """One condition's cells, in the order of the headline table."""
+    return (
+        _with_interval(row, "accuracy"),
+        percent(row.get("generated")),
+        perplexity(row["perplexity"]),
+        _with_interval(row, "nats"),
+        *(percent(row.get(key)) for key in RATIOS),
+    )
+
+
+def _with_interval(row: Json, key: str) -> str:
+    if key == "nats":
+        return f"{number(row['nats'])} {interval(row.get('nats_ci'), 'number')}".rstrip()
+    return f"{percent(row[key])} {interval(row.get(f'{key}_ci'))}".rstrip()
+
+
+def _measure(row: Json) -> str:
+    return f"{number(row['nats'])} nats" if row["accuracy"] is None else percent(row["accuracy"])
+
+
+def _measures(row: Json) -> str:
+    right = "" if row["accuracy"] is None else f"{percent(row['accuracy'])} right, "
+    return f"{right}{number(row['nats'])} nats per token"
+
+
+def _kept(mapped: Json) -> list[str]:
+    """What of the ceiling is kept, in phrases."""
+    in_nats = "{} of it in nats" if mapped.get("gap_recovered") is not None else "{} of the gap in nats"
+    phrases = {**KEPT, "gap_recovered_nats": in_nats}
+    return [text.format(_with_interval(mapped, key)) for key, text in phrases.items() if mapped.get(key) is not None]
+
+
+def _tests_table(tests: Mapping[str, Json]) -> Table:
+    return Table.of(
+        [{"name": _comparison_name(key), **test} for key, test in tests.items()],
+        ("Comparison", itemgetter("name")),
+        ("Accuracy", lambda test: points(test["accuracy_difference"])),
+        ("95 %", lambda test: interval(test["accuracy_ci"])),
+        ("p (McNemar)", lambda test: p_value(test["accuracy_p"])),
+        ("Nats per token", lambda test: number(test["nll_difference"], sign=True)),
+        ("95 %", lambda test: interval(test["nll_ci"], "number")),
+        ("p (paired t)", lambda test: p_value(test["nll_p"])),
+        ("Items", itemgetter("n")),
+        ("Documents", itemgetter("documents")),
+    )
+
+
+def _comparison_name(key: str) -> str:
+    first, _, second = key.partition("_vs_")
+    others = {"source": "source alone", "ancestor_copy": "copy of each layer's ancestor"}
+    return f"{condition_name(first)} vs {others.get(second, second)}"
+
+
+def _further(name: str, table: Json) -> dict[str, Any]:
+    title, note = FURTHER.get(name, (capital(name.replace("_", " ")), ""))
+    tests = _tests_table(table["tests"]) if table["tests"] else ""
+    return {"title": title, "note": note, "conditions": conditions_table(table["conditions"]), "tests": tests}
+
+
+def _by_kind(by_kind: Mapping[str, Mapping[str, float | None]]) -> Table | None:
+    if not by_kind:
+        return None
+    conditions = list(dict.fromkeys(c for row in by_kind.values() for c in row))
+    rows = [(condition_name(c), *(percent(row.get(c)) for row in by_kind.values())) for c in conditions]
+    return Table(("Condition", *by_kind), rows)
+
+
+def _gates(data: Json) -> Table | None:
+    """The gates, and the check of the fit where it was made."""
+    rows = [(gate["name"], _small(gate["value"]), _small(gate["tolerance"]), gate["passed"]) for gate in data["gates"]]
+    if rows and (check := data["fit_check"]):
+        drop, tolerated = number(check["worst"]["drop"]), setting(check["tolerated"])
+        rows.append(("fit: largest drop in R²", drop, tolerated, check["passed"]))
+    said = [(*cells, "passed" if passed else "**failed**") for *cells, passed in rows]
+    return Table(("Gate", "Value", "Tolerance", "Result"), said) if rows else None
+
+
+def _small(value: Any) -> str:
+    return f"{value:.1e}" if isinstance(value, float) and value else setting(value)
+
+
+def _has_heatmap(data: Json) -> bool:
+    selection = data["selection"] or {}
+    return bool(selection.get("r2_keys") and selection.get("r2_values"))
+
+
+def _corrected(several: Sequence[Json]) -> list[dict[str, Any]]:
+    """Every run's test against the source, with p corrected for the number of runs."""
+    tests = [dict(data["tests"]["mapped_vs_source"]) for data in several]
+    for key in ("accuracy_p", "nll_p"):
+        known = [test for test in tests if test[key] is not None]
+        for test, p in zip(known, holm([test[key] for test in known]), strict=True):
+            test[key] = p
+    return tests
+
+
+TERMINAL = (
+    *("\nCondition", "Accuracy\n% [95 %]", "Perp-\nlexity", "\nNats", "Re-\ntained"),
+    *("Gap\nrecov.", "Gap\nrecov.", "p\nacc.", "p\nnats"),
+)
+
+
+def terminal_table(title: str, rows: Sequence[tuple[str, Json, str]], caption: Sequence[str]) -> rich.table.Table:
+    """The headline table for a console of 80 columns.
+
+    Args:
+        rows: each one's label, the data that it is of, and its condition; p is against the source, green where the
+            condition is better, red where it is worse.
+        caption: what stands below the table, a line each.
+    """
+    in_accuracy = rows[0][1]["conditions"]["mapped"]["accuracy"] is not None
+    styles: dict[tuple[int, int], str] = {}
+    for place, (_, data, condition) in enumerate(rows):
+        test = data["tests"].get(f"{condition}_vs_source", {})
+        bold = "bold" if condition == "mapped" else ""
+        styles |= {(place, n): bold for n in range(len(TERMINAL))}
+        for n, outcome in enumerate((accuracy_outcome(test), nats_outcome(test)), len(TERMINAL) - 2):
+            styles[place, n] = f"{bold} {STYLES.get(outcome or '', '')}".strip()
+    cells = [(label, *_cells(data, condition, in_accuracy)) for label, data, condition in rows]
+    whole = range(1, len(TERMINAL))
+    said = "\n".join((*caption, "p: against the source alone."))
+    return Table(TERMINAL, cells, whole=whole, styles=styles).terminal(title, said, tight=True)
+
+
+def _cells(data: Json, condition: str, in_accuracy: bool) -> list[str]:
+    """A row under TERMINAL: without accuracy the nats take its place, so that a row fits 80 characters."""
+    row, test = data["conditions"][condition], data["tests"].get(f"{condition}_vs_source", {})
+    accuracy = _with_interval(row, "accuracy").replace(" %", "", 1)
+    cells = [accuracy, perplexity(row["perplexity"]), "" if in_accuracy else number(row["nats"])]
+    cells += [percent(row["retention"]), percent(row["gap_recovered"])]
+    cells.append("" if in_accuracy else percent(row["gap_recovered_nats"]))
+    return cells + [p_value(test[key]) if key in test else "" for key in ("accuracy_p", "nll_p")]
