@@ -108,7 +108,7 @@ def test_the_results_are_complete_and_the_report_is_made_from_them(done):
         "## Retention by task",
         "## Perplexity after a prefix (perplexity)",
         "### Headline",
-        "- `choices` (skipped): eval.choices=4 asks",
+        "`choices` (skipped): eval.choices=4 asks",
         "## Glossary",
     ):
         assert words in report
