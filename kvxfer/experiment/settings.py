@@ -75,16 +75,14 @@ class TrainSettings(CalibrateSettings):
         return replace(self, training=None, solver_config=fit_config(self.solver))
 
     def columns(self) -> dict[str, Any]:
-        """Flat columns that every logged run has."""
-        c = self.solver_config
-        names = {key: c[key]["name"] for key in ("solver", "penalty", "rank", "features")}
-        return {**super().columns(), **names, **dials(c)}
+        return {**super().columns(), **dials(self.solver_config)}
 
 
 def dials(config: dict[str, Any]) -> dict[str, Any]:
-    """The values that grids sweep, from a map's scientific config; those that an option does not read are None."""
+    """Options and the values that grids sweep, of a map's scientific config; what an option does not read is None."""
     solver, penalty, rank = config["solver"], config["penalty"], config["rank"]
-    found = {"k": solver["k"], "lam": penalty["lam"], "alpha": penalty.get("alpha"), "r": rank.get("r")}
+    found = {key: config[key]["name"] for key in ("solver", "penalty", "rank", "features")}
+    found |= {"k": solver["k"], "lam": penalty["lam"], "alpha": penalty.get("alpha"), "r": rank.get("r")}
     if (trainer := config.get("trainer")) is not None:
         found |= {"trainer_seed": trainer["seed"], "max_steps": trainer["max_steps"], "lr": trainer["lr"]}
     return found
@@ -112,14 +110,6 @@ class EvaluateSettings(TrainSettings):
         """What decides the numbers of an evaluation of some map; ``unread`` are fields of it that don't."""
         asked = {"eval": self.asked(unread), "plan": identity(self.plan)}
         return {"pair": self.pair_identity, "corpus": self.read(self.corpus), **asked}
-
-
-def label(columns: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
-    """The name and the tags of a logged run about a map."""
-    name = f"{columns['pair']}/{columns['features']}-{columns['solver']}-{columns['penalty']}-{columns['rank']}"
-    if "trainer_seed" in columns:
-        name += f"-seed{columns['trainer_seed']}"
-    return name, tuple(str(columns[key]) for key in ("pair", "solver", "penalty", "rank", "features"))
 
 
 AUTO_PROBE_ROWS = 16

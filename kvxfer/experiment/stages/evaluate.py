@@ -14,10 +14,10 @@ from rich.console import Console
 from kvxfer.evals.evaluation import Evaluation, Subject
 from kvxfer.evals.latency.clocks import machine
 from kvxfer.evals.specs import FullSpec
-from kvxfer.experiment.loggers import RunLogger
+from kvxfer.experiment.loggers import RunLogger, open_logger
 from kvxfer.experiment.runs import Run, environment, open_run, run_seconds
 from kvxfer.experiment.settings import EvaluateSettings
-from kvxfer.experiment.stages.describing import describe_map, evaluation_loggers
+from kvxfer.experiment.stages.describing import columns, describe_map
 from kvxfer.experiment.stages.finding import find_map, find_reverse
 from kvxfer.experiment.stages.full import full
 from kvxfer.experiment.stages.random_map import refuse_random
@@ -87,7 +87,7 @@ def evaluate(settings: EvaluateSettings, show: bool = True, load: Load = load_pa
             log.info("evaluation %s is there already", run.id)
         else:
             shown = {"train": directory.name, "map": cache_map.hash}
-            with evaluation_loggers(settings, run, cache_map, shown) as out:
+            with open_logger(settings.logger, run, columns(settings, cache_map), shown) as out:
                 results = measure(scene, run, load)
                 write(results, run.work)
                 _log(out, results, run.work)

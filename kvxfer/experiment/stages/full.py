@@ -12,15 +12,15 @@ from rich.console import Console
 
 from kvxfer.errors import KvxferError, NotApplicable
 from kvxfer.evals.specs import FullSpec
+from kvxfer.experiment.loggers import open_logger
 from kvxfer.experiment.runs import Run, environment, open_run
 from kvxfer.experiment.settings import EvaluateSettings
-from kvxfer.experiment.stages.describing import evaluation_loggers
+from kvxfer.experiment.stages.describing import columns
 from kvxfer.files import RECORD, file_sha256, read_json
 from kvxfer.maps.artifact import CacheMap
 from kvxfer.report.document import PAGE, RESULTS, written
 from kvxfer.report.full import decisive, measured, missing, overall
 from kvxfer.report.rendering import terminal, write
-from kvxfer.report.schema import SCHEMA
 
 log = logging.getLogger("kvxfer")
 
@@ -99,31 +99,21 @@ def full(
 def _results(run: Run, parts: _Parts, verdict: Mapping[str, Any], inputs: Mapping[str, str]) -> dict[str, Any]:
     first = decisive(parts.found, verdict)["results"]
     before = first["provenance"]
-    return {
-        "schema": SCHEMA,
-        "kind": FullSpec.kind,
-        "run_id": run.id,
-        "title": first["title"],
-        "pair": first["pair"],
-        "map": first["map"],
-        "verdict": dict(verdict),
-        "data": {"parts": parts.found},
-        "provenance": {
-            "inputs": {**inputs, "train": before["inputs"]["train"], "map": before["inputs"]["map"]},
-            "config": run.record["config"],
-            "prompt_tokens": before["prompt_tokens"],
-            "plan": before["plan"],
-            "environment": environment(),
-            "started": run.record["started"],
-        },
+    provenance = {
+        "inputs": {**inputs, "train": before["inputs"]["train"], "map": before["inputs"]["map"]},
+        "config": run.record["config"],
+        "environment": environment(),
+        "started": run.record["started"],
     }
+    own = {"kind": FullSpec.kind, "run_id": run.id, "verdict": dict(verdict), "data": {"parts": parts.found}}
+    return {**first, **own, "provenance": {**before, **provenance}}
 
 
 def _write(
     settings: EvaluateSettings, run: Run, cache_map: CacheMap, results: dict[str, Any], folders: Mapping[str, Path]
 ) -> None:
     """All files, and what the loggers keep of them; the parts have logged their numbers themselves."""
-    with evaluation_loggers(settings, run, cache_map, run.record["inputs"]) as out:
+    with open_logger(settings.logger, run, columns(settings, cache_map)) as out:
         write(results, run.work, folders)
         for figure in sorted((run.work / "figures").glob("*.png")):
             out.figure(figure.stem, figure)

@@ -13,9 +13,9 @@ from typing import Any, NoReturn
 
 from kvxfer.errors import KvxferError
 from kvxfer.experiment.identity import identity
-from kvxfer.experiment.loggers import FileLogger, RunLogger, open_loggers
+from kvxfer.experiment.loggers import RunLogger, open_logger
 from kvxfer.experiment.runs import Run, open_run, run_id, work_directory
-from kvxfer.experiment.settings import TrainSettings, label
+from kvxfer.experiment.settings import TrainSettings
 from kvxfer.experiment.solver_settings import Training
 from kvxfer.experiment.stages.fit import HEATMAP, fit_map, fitted_id, named_map
 from kvxfer.experiment.stages.trained_records import diagnostics, log_trained, log_training, time_to_map
@@ -45,28 +45,10 @@ class Base:
     map: CacheMap
 
 
-@dataclass(frozen=True)
-class Question:
-    """What a trained map's run is the answer to.
-
-    Attributes:
-        config: the map's scientific config, with the text that it is trained on and the pair.
-        inputs: the base's calibration and the base, by its hash.
-    """
-
-    config: dict[str, Any]
-    inputs: dict[str, str]
-
-    @property
-    def id(self) -> str:
-        """The run's."""
-        return run_id("train", self.config, self.inputs)
-
-
 def trained_id(settings: TrainSettings) -> str | None:
     """The id of the trained map that these settings ask for; None while its base is missing, which is a part of it."""
     base = _known_base(settings)
-    return None if base is None else _question(settings, _checked(settings, base)).id
+    return None if base is None else run_id("train", *_question(settings, _checked(settings, base)))
 
 
 def train_network(settings: TrainSettings) -> Path:
@@ -79,18 +61,12 @@ def train_network(settings: TrainSettings) -> Path:
     question = _question(settings, base)
     settings = replace(settings, solver_config=training.config_on(base.map.manifest))
     if (rank := _rank(training)) > 0:
-        _take_part(settings, base, question, rank)
-    with open_run(
-        settings.outputs, "train", question.config, question.inputs, settings.force, resumable=not settings.force
-    ) as run:
+        _take_part(settings, base, run_id("train", *question), rank)
+    with open_run(settings.outputs, "train", *question, settings.force, resumable=not settings.force) as run:
         if run.done:
             log.info("map %s is there already: %s", run.id, run.path)
             return run.path
-        columns = settings.columns()
-        name, tags = label(columns)
-        about = {**columns, "config": question.config, "inputs": question.inputs}
-        group = settings.logger.group or settings.pair.label
-        with open_loggers(settings.logger, run.work, run.id, "train", name, about, group, tags) as out:
+        with open_logger(settings.logger, run, settings.columns()) as out:
             _train(settings, run, base, out)
         return run.commit()
 
@@ -129,7 +105,8 @@ def _checked(settings: TrainSettings, directory: Path) -> Base:
     return Base(directory, base)
 
 
-def _question(settings: TrainSettings, base: Base) -> Question:
+def _question(settings: TrainSettings, base: Base) -> tuple[dict[str, Any], dict[str, str]]:
+    """The config of a trained map's run, with the text that it is trained on and the pair, and its inputs."""
     manifest = base.map.manifest
     corpus = identity(settings.corpus, ["rows.evaluation"])
     inputs = {"train": base.map.hash}
@@ -137,7 +114,7 @@ def _question(settings: TrainSettings, base: Base) -> Question:
         inputs["calibrate"] = calibration
     config = {**_training(settings).config_on(manifest), "corpus": corpus}
     # A base that is named may be another pair's, which is refused when the models are there.
-    return Question({**config, "pair": settings.pair_identity}, inputs)
+    return {**config, "pair": settings.pair_identity}, inputs
 
 
 def _rank(training: Training) -> int:
@@ -147,16 +124,16 @@ def _rank(training: Training) -> int:
     return int(next((os.environ[name] for name in _RANKS if name in os.environ), 0))
 
 
-def _take_part(settings: TrainSettings, base: Base, question: Question, rank: int) -> NoReturn:
+def _take_part(settings: TrainSettings, base: Base, identifier: str, rank: int) -> NoReturn:
     """Train as one of several processes. The run is another's, who holds its lock and writes what comes of it."""
-    if settings.force or not (settings.outputs / "train" / question.id / RECORD).is_file():
+    if settings.force or not (settings.outputs / "train" / identifier / RECORD).is_file():
         if settings.pair.device in ("auto", "cuda") and resolve_device(settings.pair.device).type == "cuda":
             local = int(os.environ.get("LOCAL_RANK", rank))
             settings = replace(settings, pair=replace(settings.pair, device=f"cuda:{local}"))
-        work = work_directory(settings.outputs, "train", question.id)
+        work = work_directory(settings.outputs, "train", identifier)
         work.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory() as nowhere:
-            _fitted(settings, _loaded(settings, base), base, work, FileLogger(Path(nowhere), {}))
+            _fitted(settings, _loaded(settings, base), base, work, RunLogger(Path(nowhere), {}))
     raise SystemExit(0)
 
 
@@ -219,4 +196,4 @@ def _train(settings: TrainSettings, run: Run, base: Base, out: RunLogger) -> Non
     for file in run.work.rglob("*.ckpt"):
         if file.name != CHECKPOINT:
             file.unlink()
-    log_trained(out, run, saved, layers, timed["ratio"])
+    log_trained(out, run.work, saved, layers, timed["ratio"])

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from kvxfer.evals.latency.clocks import Stopwatch
 from kvxfer.experiment.loggers import RunLogger
-from kvxfer.experiment.runs import Run
+from kvxfer.experiment.stages.describing import log_map
 from kvxfer.fitting.trained.resuming import BEST, CHECKPOINTS
 from kvxfer.maps.apply import Mapper
-from kvxfer.maps.artifact import MANIFEST, TENSORS, CacheMap
+from kvxfer.maps.artifact import CacheMap
 from kvxfer.maps.blocks import KINDS
 from kvxfer.maps.columns import read_source
 from kvxfer.models.pair import Pair
@@ -106,15 +106,13 @@ def time_to_map(pair: Pair, base: CacheMap, trained: CacheMap, ids: Int[Tensor, 
     return {"tokens": ids.numel(), "base": medians[0], "trained": medians[1], "ratio": ratio}
 
 
-def log_trained(out: RunLogger, run: Run, trained: CacheMap, layers: Sequence[Record], ratio: float) -> None:
+def log_trained(out: RunLogger, work: Path, trained: CacheMap, layers: Sequence[Record], ratio: float) -> None:
     """Log what a closed form's fit logs too; the training has logged its own numbers.
 
     Args:
         ratio: of the time to map to its base's.
     """
-    costs = ("parameters", "flops_per_token", "bytes_read_per_token", "bytes_written_per_token")
-    summary: dict[str, Any] = {f"fit/{cost}": getattr(trained, cost) for cost in costs}
-    summary["fit/map_seconds_ratio"] = ratio
+    summary = {"fit/map_seconds_ratio": ratio}
     log.info("time to map: %.2f times the base's", ratio)
     for kind in KINDS:
         own = [row for row in layers if row["kind"] == kind]
@@ -126,7 +124,4 @@ def log_trained(out: RunLogger, run: Run, trained: CacheMap, layers: Sequence[Re
             summary[f"fit/r2_held_out_{kind}"],
             summary[f"fit/r2_held_out_{kind}_base"],
         )
-    out.metrics(summary)
-    columns = list(layers[0])
-    out.table("per_layer", columns, [[row[column] for column in columns] for row in layers])
-    out.artifact(f"map-{run.id}", "kv-map", [run.work / MANIFEST, run.work / TENSORS], {"map": trained.hash})
+    log_map(out, work, trained, layers, summary)
