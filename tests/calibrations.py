@@ -10,11 +10,11 @@ import torch
 
 from kvxfer.experiment.loggers import LoggerSpec
 from kvxfer.experiment.settings import CalibrateSettings
-from kvxfer.models.hf import LoadedModel
+from kvxfer.models.hf.model import LoadedModel
 from kvxfer.models.kv import KV, LayerTensors
-from kvxfer.models.pair import PairSpec
+from kvxfer.models.spec import PairSpec
 from kvxfer.moments.calibration import CALIBRATION_SPLITS, CalibrationSpec
-from kvxfer.text.corpus import CorpusSpec, RowCounts
+from kvxfer.text.spec import CorpusSpec, RowCounts
 
 ROWS = RowCounts(fit=10, validation=5, held_out=3, evaluation=1)
 LENGTH = 64

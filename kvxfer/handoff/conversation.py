@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kvxfer.errors import KvxferError
 from kvxfer.handoff.transfer import Transfer
-from kvxfer.models.hf import LoadedModel
+from kvxfer.models.hf.model import LoadedModel
 from kvxfer.models.kv import KV
 
 

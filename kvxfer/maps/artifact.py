@@ -24,8 +24,7 @@ from kvxfer.maps.parts import hidden_columns, read_parts
 from kvxfer.maps.random_features import RandomFeatures
 from kvxfer.maps.trunks import Trunk, require_readable
 
-SCHEMA, SCHEMA_OF_TRUNKS = 1, 2
-"""Of a map of linear layers alone, and of one with trunks, which versions that know none must refuse."""
+SCHEMA = 3
 MANIFEST, TENSORS, EVIDENCE = "manifest.json", "map.safetensors", "evidence"
 DIAGNOSTICS, SELECTION = "diagnostics.json", "selection.json"
 """What a fit recorded of its own quality, beside the map; it is not part of the artifact."""
@@ -114,9 +113,8 @@ class CacheMap:
         or first layer is read, h the source's if its final hidden state is.
         """
         known = {"embedding", "layer0_keys", "layer0_values"} & {block.kind for block in self.extras}
-        return self.bytes_from_source_per_token + _CACHED_BYTES * (
-            hidden_columns(self.manifest, "target") if known else 0
-        )
+        target = hidden_columns(self.manifest, "target") if known else 0
+        return self.bytes_from_source_per_token + _CACHED_BYTES * target
 
     @property
     def bytes_from_source_per_token(self) -> int:
@@ -157,16 +155,14 @@ class CacheMap:
         blocks = {f"{k}.{layer}": [b.name for b in part.blocks] for (layer, k), part in self.layers.items()}
         manifest = {
             **{key: value for key, value in self.manifest.items() if key != "sha256"},
-            "schema": SCHEMA_OF_TRUNKS if self.trunks else SCHEMA,
+            "schema": SCHEMA,
             "form": self.form,
             "dtype": "float32",
             "blocks": blocks,
+            "random_layers": [] if self.random is None else list(self.random.layers),
+            "trunks": [trunk.describe() for trunk in self.trunks],
             "parameters": self.parameters,
         }
-        if self.random is not None:
-            manifest["random_layers"] = list(self.random.layers)
-        if self.trunks:
-            manifest["trunks"] = [trunk.describe() for trunk in self.trunks]
         # Each file vouches for the other: the tensors' header holds the manifest's hash, the manifest the tensors'.
         save_file(tensors, directory / TENSORS, metadata={"manifest": _digest(manifest)})
         manifest["sha256"] = file_sha256(directory / TENSORS)
@@ -185,10 +181,9 @@ class CacheMap:
         manifest = read_json(directory / MANIFEST)
         if not isinstance(manifest, dict):
             raise KvxferError(f"{directory / MANIFEST} is no manifest of a map: train again with force=true")
-        if manifest.get("schema") not in (SCHEMA, SCHEMA_OF_TRUNKS):
+        if manifest.get("schema") != SCHEMA:
             raise KvxferError(
-                f"{directory}: map schema {manifest.get('schema')} is not {SCHEMA} or {SCHEMA_OF_TRUNKS}, which this "
-                "version reads"
+                f"{directory}: map schema {manifest.get('schema')} is not {SCHEMA}, which this version reads"
             )
         digest = file_sha256(directory / TENSORS)
         if digest != manifest.get("sha256"):
@@ -201,14 +196,10 @@ class CacheMap:
                 vouched = (file.metadata() or {}).get("manifest")
             if vouched != _digest({key: value for key, value in manifest.items() if key != "sha256"}):
                 raise KvxferError("it was altered after the tensors were written")
-            tensors = load_file(directory / TENSORS)
-            layers, random, trunks = read_parts(manifest, tensors)
-            if bool(trunks) != (manifest["schema"] == SCHEMA_OF_TRUNKS):
-                raise KvxferError(f"{len(trunks)} trunks and schema {manifest['schema']}")
-            found = CacheMap(layers, manifest, random, trunks)
+            layers, random, trunks = read_parts(manifest, load_file(directory / TENSORS))
+            return CacheMap(layers, manifest, random, trunks)
         except (KeyError, ValueError, TypeError, AttributeError, KvxferError, SafetensorError) as error:
             raise KvxferError(f"{directory / MANIFEST} does not describe its tensors ({error})") from error
-        return found
 
     def require(self, pair: Mapping[str, Any]) -> None:
         """Refuse a pair that is not the one this map was fitted for, naming the first field that differs."""

@@ -26,32 +26,19 @@ def read_parts(
     Raises:
         KvxferError, KeyError, TypeError, ValueError, AttributeError: the tensors are not those that it describes.
     """
-    random = _random(manifest, tensors)
-    width = max((len(tensor) for name, tensor in tensors.items() if _is_bias(name)), default=0)
-    trunks = read_trunks(manifest.get("trunks", []), tensors, lambda block: _width(block, width, manifest, random))
+    biases = [len(tensor) for name, tensor in tensors.items() if name.startswith(KINDS) and name.endswith(".bias")]
+    width = max(biases, default=0)
+    random = RandomFeatures.of(tensors, [int(layer) for layer in manifest["random_layers"]], width)
+    trunks = read_trunks(manifest["trunks"], tensors, lambda block: _width(block, width, manifest, random))
     return _layers(manifest, tensors, random), random, trunks
-
-
-def _random(manifest: Mapping[str, Any], tensors: dict[str, Tensor]) -> RandomFeatures | None:
-    """The random features that the tensors hold, taken out of them."""
-    # Maps from before there were random products say relu_layers.
-    read: list[Any] = manifest.get("random_layers", manifest.get("relu_layers", []))
-    widths = {len(tensor) for name, tensor in tensors.items() if _is_bias(name)}
-    return RandomFeatures.of(tensors, [int(layer) for layer in read], max(widths, default=0))
-
-
-def _is_bias(name: str) -> bool:
-    """Whether a tensor is the bias of an output's linear part."""
-    return name.startswith(KINDS) and name.endswith(".bias")
 
 
 def _layers(
     manifest: Mapping[str, Any], tensors: dict[str, Tensor], random: RandomFeatures | None
 ) -> dict[Output, LinearLayer]:
     """The layers that a manifest's blocks and the tensors make up: all of them, each of its blocks' width."""
-    named = manifest["blocks"]
     layers = {}
-    for name, blocks in named.items():
+    for name, blocks in manifest["blocks"].items():
         kind, _, layer = name.partition(".")
         parts = tuple(Block.parse(str(block)) for block in blocks)
         weight, bias, right = tensors[f"{name}.weight"], tensors[f"{name}.bias"], tensors.get(f"{name}.right")

@@ -26,21 +26,7 @@ from kvxfer.errors import KvxferError
 from kvxfer.text import folder as text
 from kvxfer.text import hub, python, toy
 from kvxfer.text.packing import Row, left_over, packed
-from kvxfer.text.spec import SPLITS, TOY_DRAWS, TRAINING, CorpusSpec, RowCounts, at_least
-
-__all__ = [
-    "SPLITS",
-    "TRAINING",
-    "CorpusSpec",
-    "RowCounts",
-    "Rows",
-    "document_key",
-    "leading_bos",
-    "load_rows",
-    "split_of",
-    "toy_conversations",
-    "toy_stories",
-]
+from kvxfer.text.spec import SPLITS, TOY_DRAWS, TRAINING, CorpusSpec, at_least
 
 _SPLIT_OF_TENTH = ("fit",) * 6 + ("validation", "held_out") + ("evaluation",) * 2
 # A draw of the toy world is this many stories; all draws together stay below the seeds that its models were trained on.

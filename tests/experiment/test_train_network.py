@@ -23,7 +23,7 @@ from kvxfer.experiment.stages.random_map import make_random_map
 from kvxfer.experiment.stages.train import train, train_id
 from kvxfer.maps.artifact import CacheMap
 from kvxfer.maps.trunks import Trunk
-from kvxfer.models.hf import load_tokenizer
+from kvxfer.models.hf.load import load_tokenizer
 from kvxfer.text.corpus import load_rows
 from tests.small_runs import run, settings_of, toy_models
 

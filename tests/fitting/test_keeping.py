@@ -19,7 +19,7 @@ from kvxfer.fitting import keeping
 from kvxfer.fitting.closed import Ridge, Splits, Weighted
 from kvxfer.fitting.closed.engine import Engine
 from kvxfer.maps.blocks import DESIGNS, KINDS
-from kvxfer.models.hf import LoadedModel
+from kvxfer.models.hf.model import LoadedModel
 from kvxfer.models.pair import Pair
 from kvxfer.moments import schedule as planning
 from kvxfer.moments.calibration import CALIBRATION_SPLITS, CalibrationSpec, Extractor, layout_for

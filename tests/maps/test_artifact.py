@@ -89,7 +89,7 @@ def test_maps_without_trunks_are_named_as_ever(tmp_path: Path) -> None:
         (0, kind): LinearLayer((Block(0, kind),), torch.arange(16.0).view(1, 4, 4), torch.zeros(4)) for kind in KINDS
     }
     written = CacheMap(layers, {"pair": PAIR}).save(tmp_path)
-    assert written.manifest["schema"] == 1
+    assert written.manifest["schema"] == 3
     assert "trunks" not in written.manifest
     with safe_open(tmp_path / TENSORS, framework="pt") as file:
         assert file.metadata() == {"manifest": "c68ec3ca9b5096c9e76be7a4467b67bf983b9aa1d66267b68e1b98f574d01459"}
@@ -168,10 +168,10 @@ def test_altered_blocks_are_refused(change: Any, saved: tuple[CacheMap, Path]) -
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize("schema", [0, 3, "1", None])
+@pytest.mark.parametrize("schema", [0, 2, "3", None])
 def test_another_schema_is_refused(schema: Any, saved: tuple[CacheMap, Path]) -> None:
     rewrite(saved[1], lambda m: {**m, "schema": schema})
-    with pytest.raises(KvxferError, match=f"map schema {schema} is not 1 or 2"):
+    with pytest.raises(KvxferError, match=f"map schema {schema} is not 3"):
         CacheMap.load(saved[1])
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -208,19 +207,6 @@ def test_missing_random_weights_are_refused(tiny_pair: Pair, tmp_path: Path, nam
     rewrite(tmp_path, lambda manifest: manifest)
     with pytest.raises(KvxferError, match="does not describe its tensors"):
         CacheMap.load(tmp_path)
-
-
-def test_maps_from_before_random_products_still_load(tiny_pair: Pair, tmp_path: Path) -> None:
-    written = make_map(tiny_pair).save(tmp_path)
-
-    def older(manifest: dict[str, Any]) -> dict[str, Any]:
-        return {("relu_layers" if key == "random_layers" else key): value for key, value in manifest.items()}
-
-    rewrite(tmp_path, older)
-    loaded = CacheMap.load(tmp_path).random
-    assert loaded is not None
-    assert written.random is not None
-    assert loaded.layers == written.random.layers == (0, 1)
 
 
 def test_designs_join_to_one_that_serves_both() -> None:

@@ -17,7 +17,7 @@ from kvxfer.experiment.stages.train import train
 from kvxfer.maps.artifact import CacheMap
 from kvxfer.maps.blocks import DESIGNS, KINDS, RANDOM, Block, Features
 from kvxfer.maps.random_features import RandomProducts, RandomRelu, random_columns
-from kvxfer.models.hf import LoadedModel
+from kvxfer.models.hf.model import LoadedModel
 from kvxfer.models.kv import KV
 from kvxfer.models.pair import Pair
 from kvxfer.moments.calibration import CalibrationSpec, layout_for

@@ -17,7 +17,7 @@ from kvxfer.files import RECORD, read_json
 from kvxfer.maps.blocks import DESIGNS, KINDS
 from kvxfer.maps.columns import columns
 from kvxfer.models import rope
-from kvxfer.models.hf import LoadedModel
+from kvxfer.models.hf.model import LoadedModel
 from kvxfer.models.kv import KV
 from kvxfer.models.pair import Pair
 from kvxfer.moments import schedule as planning

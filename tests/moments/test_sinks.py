@@ -12,7 +12,7 @@ import torch
 from kvxfer.experiment.stages import calibrate as stage
 from kvxfer.experiment.stages.calibrate import REPORT, calibrate
 from kvxfer.files import read_json
-from kvxfer.models.hf import LoadedModel
+from kvxfer.models.hf.model import LoadedModel
 from kvxfer.models.kv import KV
 from kvxfer.models.pair import Pair
 from kvxfer.moments.sinks import SinkCounter

@@ -25,7 +25,7 @@ from kvxfer.files import read_json, write_json
 from kvxfer.handoff.transfer import Transfer
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import CacheMap
-from kvxfer.models.hf import resolve_device
+from kvxfer.models.hf.load import resolve_device
 from kvxfer.models.pair import Load, Pair, load_pair
 from kvxfer.report.document import RESULTS, written
 from kvxfer.report.kinds import REPORTS

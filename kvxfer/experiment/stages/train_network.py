@@ -22,10 +22,11 @@ from kvxfer.experiment.stages.trained_records import diagnostics, log_trained, l
 from kvxfer.files import RECORD, read_json, write_json
 from kvxfer.fitting.trained.networks import trained_outputs
 from kvxfer.maps.artifact import DIAGNOSTICS, SELECTION, TRAINING_RECORD, CacheMap
-from kvxfer.models.hf import resolve_device
+from kvxfer.models.hf.load import resolve_device
 from kvxfer.models.pair import Pair, load_pair
 from kvxfer.report.fit_figures import r2_heatmap
-from kvxfer.text.corpus import TRAINING, load_rows
+from kvxfer.text.corpus import load_rows
+from kvxfer.text.spec import TRAINING
 
 log = logging.getLogger("kvxfer")
 
