@@ -17,8 +17,8 @@ import pytest
 from launching import PNG, command, launched  # noqa: F401  (two fixtures)
 from matplotlib.figure import Figure
 
-from kvxfer.models.pair import ModelSpec, Pair, load_pair
-from kvxfer.models.spec import PairSpec
+from kvxfer.models.pair import Pair, load_pair
+from kvxfer.models.spec import ModelSpec, PairSpec
 
 
 @pytest.fixture(scope="module", autouse=True)

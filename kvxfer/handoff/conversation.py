@@ -104,7 +104,7 @@ class Conversation:
         if held.tokens >= stop:
             return
         model, new = self.models[name], self.ids[:, held.tokens : stop]
-        kv = (model.prefill_with_hidden if name in self._exports_hidden else model.prefill)(new, held.kv)
+        kv = model.prefill(new, held.kv, hidden=name in self._exports_hidden)
         self._held[name] = held.extended(kv, True, torch.full((new.shape[1],), held.depth))
 
     def receive(self, name: str, sender: str, stop: int | None = None) -> None:

@@ -30,7 +30,7 @@ def ids() -> torch.Tensor:
 
 
 def content_of(pair: Pair, ids: torch.Tensor) -> KV:
-    return pair.content("source", pair.source.prefill_with_hidden(ids))
+    return pair.content("source", pair.source.prefill(ids, hidden=True))
 
 
 def make_map(pair: Pair, seed: int = 3) -> CacheMap:
@@ -50,7 +50,7 @@ def test_calibration_and_the_map_read_the_same_columns(tiny_pair: Pair, ids: tor
     layout = layout_for(tiny_pair, CalibrationSpec(features=EVERYTHING))
     random = draw_random(layout)
     extract = Extractor(tiny_pair, layout, LENGTH, skip, 1, random)
-    x, _ = extract(tiny_pair.source.prefill_with_hidden(ids), tiny_pair.target.prefill(ids), ids)
+    x, _ = extract(tiny_pair.source.prefill(ids, hidden=True), tiny_pair.target.prefill(ids), ids)
     content = content_of(tiny_pair, ids)
     known = TargetTokens.of(tiny_pair, ids, layout.blocks)
     kinds = set()
@@ -183,7 +183,7 @@ def test_a_random_block_without_weights_is_no_other_block(tiny_pair: Pair, ids: 
 
 
 def test_rows_whose_hidden_state_is_not_finite_are_found(tiny_pair: Pair, ids: torch.Tensor) -> None:
-    read = tiny_pair.source.prefill_with_hidden(ids).apply(torch.clone)
+    read = tiny_pair.source.prefill(ids, hidden=True).apply(torch.clone)
     assert finite_rows(read).tolist() == [True, True]
     assert read.hidden is not None
     read.hidden[1, 3, 5] = float("nan")

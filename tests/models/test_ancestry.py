@@ -10,8 +10,8 @@ import torch
 
 from kvxfer.experiment.identity import identity
 from kvxfer.models.ancestry import Ancestry, find_ancestry
-from kvxfer.models.pair import ModelSpec, Pair, load_pair
-from kvxfer.models.spec import PairSpec
+from kvxfer.models.pair import Pair, load_pair
+from kvxfer.models.spec import ModelSpec, PairSpec
 from tests.doubles import make_double, save, tiny_model, tiny_tokenizer
 
 

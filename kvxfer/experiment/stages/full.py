@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,32 +26,25 @@ log = logging.getLogger("kvxfer")
 Measure = Callable[[EvaluateSettings], list[Path]]
 
 
-@dataclass
-class _Parts:
-    """What became of every part: ``found`` in order, the folders of those measured, the failed ones by name."""
-
-    found: list[dict[str, Any]] = field(default_factory=list)
-    folders: dict[str, Path] = field(default_factory=dict)
-    failed: dict[str, str] = field(default_factory=dict)
-
-    def add(self, name: str, settings: EvaluateSettings | NotApplicable, measure: Measure) -> None:
-        """Measure a part, or keep why it was not: one that fails must not lose the others."""
-        try:
-            if isinstance(settings, NotApplicable):
-                raise settings
-            log.info("part %s", name)
-            folder = measure(settings)[-1].parent
-            seconds = float(read_json(folder / RECORD)["seconds"])
-            self.found.append(measured(name, read_json(folder / RESULTS), seconds))
-            self.folders[name] = folder
-        except NotApplicable as reason:
-            log.info("part %s is skipped: %s", name, reason)
-            self.found.append(missing(name, "skipped", str(reason)))
-        except Exception as error:
-            known = isinstance(error, KvxferError)
-            self.failed[name] = str(error) if known else f"{type(error).__name__}: {error}"
-            log.error("part %s failed: %s", name, self.failed[name], exc_info=not known)
-            self.found.append(missing(name, "failed", self.failed[name]))
+def _part(
+    name: str, settings: EvaluateSettings | NotApplicable, measure: Measure
+) -> tuple[dict[str, Any], Path | None]:
+    """A part's results and folder, or why it was not measured: one that fails must not lose the others."""
+    try:
+        if isinstance(settings, NotApplicable):
+            raise settings
+        log.info("part %s", name)
+        folder = measure(settings)[-1].parent
+        seconds = float(read_json(folder / RECORD)["seconds"])
+        return measured(name, read_json(folder / RESULTS), seconds), folder
+    except NotApplicable as reason:
+        log.info("part %s is skipped: %s", name, reason)
+        return missing(name, "skipped", str(reason)), None
+    except Exception as error:
+        known = isinstance(error, KvxferError)
+        said = str(error) if known else f"{type(error).__name__}: {error}"
+        log.error("part %s failed: %s", name, said, exc_info=not known)
+        return missing(name, "failed", said), None
 
 
 def full(
@@ -68,20 +60,20 @@ def full(
     Raises:
         KvxferError: no part could be measured, or some failed; the report of the others is written before.
     """
-    parts = _Parts()
-    for name, part in settings.parts.items():
-        parts.add(name, part, measure)
-    together = overall(parts.found)
+    found = {name: _part(name, part, measure) for name, part in settings.parts.items()}
+    parts = [part for part, _ in found.values()]
+    folders = {name: folder for name, (_, folder) in found.items() if folder is not None}
+    together = overall(parts)
     cache_map = CacheMap.load(directory)
-    gone = {p["name"]: [p["status"], p["reason"]] for p in parts.found if p["status"] != "measured"}
+    gone = {p["name"]: [p["status"], p["reason"]] for p in parts if p["status"] != "measured"}
     config = {"eval": {**settings.asked(), "missing": gone}, "pair": settings.pair_identity}
-    inputs = {"train": cache_map.hash, **{name: folder.name for name, folder in parts.folders.items()}}
+    inputs = {"train": cache_map.hash, **{name: folder.name for name, folder in folders.items()}}
     # A part that is measured again keeps its id, and may say something else.
-    inputs |= {f"{name}.sha256": file_sha256(folder / RESULTS) for name, folder in parts.folders.items()}
+    inputs |= {f"{name}.sha256": file_sha256(folder / RESULTS) for name, folder in folders.items()}
     with open_run(settings.outputs, "evaluate", config, inputs, settings.force) as run:
         if not run.done:
             results = _results(run, parts, together, inputs)
-            _write(settings, run, cache_map, results, parts.folders)
+            _write(settings, run, cache_map, results, folders)
             run.commit()
             evidence = {key: value for key, value in results.items() if key not in ("data", "map")}
             cache_map.add_evidence(directory, run.id, evidence)
@@ -90,14 +82,16 @@ def full(
         Console().print(terminal(results))
     else:
         log.info("%s: %s", results["title"], results["verdict"]["sentence"])
-    if parts.failed:
-        said = "; ".join(f"{name}: {reason}" for name, reason in parts.failed.items())
-        raise KvxferError(f"{len(parts.failed)} of {len(parts.found)} parts failed ({said}); see {run.path / PAGE}")
+    if failed := [part for part in parts if part["status"] == "failed"]:
+        said = "; ".join(f"{part['name']}: {part['reason']}" for part in failed)
+        raise KvxferError(f"{len(failed)} of {len(parts)} parts failed ({said}); see {run.path / PAGE}")
     return written(run.path)
 
 
-def _results(run: Run, parts: _Parts, verdict: Mapping[str, Any], inputs: Mapping[str, str]) -> dict[str, Any]:
-    first = decisive(parts.found, verdict)["results"]
+def _results(
+    run: Run, parts: list[dict[str, Any]], verdict: Mapping[str, Any], inputs: Mapping[str, str]
+) -> dict[str, Any]:
+    first = decisive(parts, verdict)["results"]
     before = first["provenance"]
     provenance = {
         "inputs": {**inputs, "train": before["inputs"]["train"], "map": before["inputs"]["map"]},
@@ -105,7 +99,7 @@ def _results(run: Run, parts: _Parts, verdict: Mapping[str, Any], inputs: Mappin
         "environment": environment(),
         "started": run.record["started"],
     }
-    own = {"kind": FullSpec.kind, "run_id": run.id, "verdict": dict(verdict), "data": {"parts": parts.found}}
+    own = {"kind": FullSpec.kind, "run_id": run.id, "verdict": dict(verdict), "data": {"parts": parts}}
     return {**first, **own, "provenance": {**before, **provenance}}
 
 

@@ -17,7 +17,7 @@ from transformers import DynamicCache
 from kvxfer.errors import KvxferError
 from kvxfer.models.geometry import Geometry
 from kvxfer.models.hf.cache import build_cache, cache_keyword, read_cache
-from kvxfer.models.hf.observing import Followed, Observed, captured_outputs, output_projections, softmax_scales
+from kvxfer.models.hf.observing import Followed, Observed, captured_outputs, output_projections
 from kvxfer.models.hf.queries import captured_queries
 from kvxfer.models.hf.rotary import cos_sin, find_rotary
 from kvxfer.models.kv import KV, LayerTensors
@@ -67,18 +67,13 @@ class LoadedModel:
         self._trims_logits = "logits_to_keep" in inspect.signature(lm.forward).parameters
 
     @torch.inference_mode()
-    def prefill(self, ids: Ids, past: KV | None = None) -> KV:
-        """The cache of ``past`` and ``ids`` together, from the body alone (no vocabulary logits)."""
-        return self.export(self.begin(ids, past))
+    def prefill(self, ids: Ids, past: KV | None = None, hidden: bool = False) -> KV:
+        """The cache of ``past`` and ``ids`` together, from the body alone (no vocabulary logits).
 
-    @torch.inference_mode()
-    def prefill_with_hidden(self, ids: Ids, past: KV | None = None) -> KV:
-        """The cache of ``past`` and ``ids`` with the final hidden states: the last layer's output after the final norm.
-
-        That is what the body returns as ``last_hidden_state`` and what the vocabulary projection reads. A ``past`` must
-        have its own.
+        With ``hidden`` it has the final hidden states: the last layer's output after the final norm, which the
+        vocabulary projection reads. A ``past`` must then have its own.
         """
-        return self.export(self.begin(ids, past, hidden=True))
+        return self.export(self.begin(ids, past, hidden))
 
     @torch.inference_mode()
     def begin(self, ids: Ids, past: KV | None = None, hidden: bool = False) -> Running:
@@ -221,7 +216,16 @@ class LoadedModel:
         Raises:
             KvxferError: a layer's attention is more than a softmax of these products.
         """
-        return softmax_scales(self.body, self.name, self.geometry.head_dim, instead)
+        found = []
+        for number, layer in enumerate(self.body.layers):
+            for extra in ("attn_logit_softcapping", "sinks"):
+                if getattr(layer.self_attn, extra, None) is not None:
+                    raise KvxferError(
+                        f"{self.name}: layer {number}'s attention has {extra}, which kvxfer does not compute; set "
+                        f"{instead}"
+                    )
+            found.append(float(getattr(layer.self_attn, "scaling", self.geometry.head_dim**-0.5)))
+        return found
 
     @torch.inference_mode()
     def embeddings(self, ids: Ids) -> Float[Tensor, "batch tokens hidden"]:

@@ -71,16 +71,3 @@ def output_projections(body: Any, name: str, instead: str) -> list[Any]:
             raise KvxferError(f"{name}: layer {number} has no o_proj to weigh values by; set {instead}")
         found.append(projection)
     return found
-
-
-def softmax_scales(body: Any, name: str, head_dim: int, instead: str) -> list[float]:
-    """What each layer multiplies products of queries and keys with; one that does more than a softmax is refused."""
-    found = []
-    for number, layer in enumerate(body.layers):
-        for extra in ("attn_logit_softcapping", "sinks"):
-            if getattr(layer.self_attn, extra, None) is not None:
-                raise KvxferError(
-                    f"{name}: layer {number}'s attention has {extra}, which kvxfer does not compute; set {instead}"
-                )
-        found.append(float(getattr(layer.self_attn, "scaling", head_dim**-0.5)))
-    return found

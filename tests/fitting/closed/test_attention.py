@@ -21,8 +21,8 @@ from kvxfer.maps.trunks import Trunk
 from kvxfer.models import rope
 from kvxfer.models.hf.geometry import read_geometry
 from kvxfer.models.hf.model import LoadedModel
-from kvxfer.models.pair import ModelSpec, Pair
-from kvxfer.models.spec import PairSpec
+from kvxfer.models.pair import Pair
+from kvxfer.models.spec import ModelSpec, PairSpec
 from kvxfer.moments.calibration import CalibrationSpec, layout_for
 from kvxfer.moments.probe import PROBE, Probe
 from kvxfer.moments.probe_pass import save_probe
