@@ -208,12 +208,10 @@ def _training(conf: Any) -> dict[str, Any]:
 
 
 def calibrate(conf: Any) -> CalibrateSettings:
-    """Settings of ``calibrate.py``."""
     return CalibrateSettings(**_common(conf))
 
 
 def train(conf: Any) -> TrainSettings:
-    """Settings of ``train.py``."""
     return TrainSettings(**_training(conf))
 
 

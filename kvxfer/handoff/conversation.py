@@ -40,7 +40,6 @@ class Held:
 
     @property
     def tokens(self) -> int:
-        """How many tokens the model has."""
         return len(self.own)
 
     @property
@@ -85,11 +84,9 @@ class Conversation:
 
     @property
     def tokens(self) -> int:
-        """How long the text is."""
         return self.ids.shape[1]
 
     def held(self, name: str) -> Held:
-        """What a model has."""
         return self._held[name]
 
     def append(self, ids: Int[Tensor, "batch new"]) -> None:

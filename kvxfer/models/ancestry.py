@@ -30,7 +30,6 @@ class Ancestry:
         return KV([cache.keys[i] for i in self.layers], [cache.values[i] for i in self.layers])
 
     def to_dict(self) -> dict[str, Any]:
-        """For results.json."""
         return {"layers": list(self.layers), "dropped": list(self.dropped), "identical": self.identical}
 
 

@@ -65,7 +65,6 @@ class Pair:
         return Pair(replace(self.spec, reverse=not self.spec.reverse), self.target, self.source, self.tokenizer_digest)
 
     def side(self, which: Side) -> LoadedModel:
-        """The model on that side."""
         return self.source if which == "source" else self.target
 
     def content(self, which: Side, kv: KV, start: int = 0) -> KV:

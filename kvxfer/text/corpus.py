@@ -56,7 +56,6 @@ class Rows:
     domain: str
 
     def __len__(self) -> int:
-        """How many rows there are."""
         return len(self.documents)
 
     @property

@@ -27,7 +27,6 @@ _HEADING = re.compile(r"^(\S.*)\n([=*~-])\2{2,}$", re.MULTILINE)
 
 @functools.cache
 def digest(kind: str) -> str:
-    """SHA-256 over all keys and texts."""
     whole = hashlib.sha256()
     for key, text in documents(kind):
         whole.update(f"{key}\0{text}\0".encode())

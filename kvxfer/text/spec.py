@@ -33,7 +33,6 @@ class RowCounts:
     training: int = 512
 
     def of(self, split: str) -> int:
-        """The count of one split."""
         return int(getattr(self, split))
 
 

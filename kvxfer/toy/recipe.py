@@ -137,20 +137,11 @@ def _optimizers(model: Qwen3ForCausalLM) -> list[tuple[torch.optim.Optimizer, fl
     ]
 
 
-@dataclass(frozen=True)
-class Report:
-    """Where training stands: the loss and the share of answer tokens right per kind, both running averages."""
-
-    step: int
-    loss: float
-    right: dict[str, float]
-
-    def __str__(self) -> str:
-        return f"loss {self.loss:.3f}  " + " ".join(f"{kind} {value:.2f}" for kind, value in self.right.items())
+Report = Callable[[int, str], None]
+"""Told after a step: its number, the loss and the share of answer tokens right per kind, both running averages."""
 
 
-def train(recipe: Recipe, report: Callable[[Report], None]) -> Qwen3ForCausalLM:
-    """Train one model; `report` is told after every step."""
+def train(recipe: Recipe, report: Report) -> Qwen3ForCausalLM:
     torch.use_deterministic_algorithms(True)
     # nothing reads it, and filling takes time
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
@@ -180,12 +171,7 @@ def stack(model: Qwen3ForCausalLM, recipe: Recipe, layers: int) -> Qwen3ForCausa
 
 
 def train_stage(
-    model: Qwen3ForCausalLM,
-    recipe: Recipe,
-    stage: Stage,
-    done: int,
-    right: dict[str, float],
-    report: Callable[[Report], None],
+    model: Qwen3ForCausalLM, recipe: Recipe, stage: Stage, done: int, right: dict[str, float], report: Report
 ) -> None:
     """One stage, after so many steps of earlier ones; `right`, the accuracies so far, is kept up to date."""
     optimizers = _optimizers(model)
@@ -211,7 +197,8 @@ def train_stage(
             of_kind = hits[batch.kinds[:, 1:] == index]
             if len(of_kind):
                 right[kind] += (of_kind.float().mean().item() - right[kind]) * share
-        report(Report(done + step + 1, loss_average, dict(right)))
+        shares = " ".join(f"{kind} {value:.2f}" for kind, value in right.items())
+        report(done + step + 1, f"loss {loss_average:.3f}  {shares}")
 
 
 def _loss(
@@ -252,11 +239,11 @@ def train_with_progress(name: str, recipe: Recipe, console: Console) -> Qwen3For
         task = bar.add_task(name, total=steps, report="")
         start = time.monotonic()
 
-        def report(now: Report) -> None:
-            bar.update(task, completed=now.step, report=str(now))
-            if not shown and (now.step % REPORT_EVERY == 0 or now.step == steps):
-                left = (time.monotonic() - start) / now.step * (steps - now.step)
-                console.print(f"{name} {now.step}/{steps}  {now}  {left / 60:.1f} min left", soft_wrap=True)
+        def report(step: int, stands: str) -> None:
+            bar.update(task, completed=step, report=stands)
+            if not shown and (step % REPORT_EVERY == 0 or step == steps):
+                left = (time.monotonic() - start) / step * (steps - step)
+                console.print(f"{name} {step}/{steps}  {stands}  {left / 60:.1f} min left", soft_wrap=True)
 
         return train(recipe, report)
 

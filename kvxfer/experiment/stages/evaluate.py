@@ -151,7 +151,6 @@ def measure(scene: Scene, run: Run, load: Load) -> dict[str, Any]:
 
 
 def subject_of(scene: Scene, pair: Pair, shared: SharedRuns) -> Subject:
-    """What an evaluation is given."""
     settings = scene.settings
     return Subject(
         pair,

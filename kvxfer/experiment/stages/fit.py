@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,14 +35,23 @@ def fit_map(settings: TrainSettings) -> Path:
     if settings.force or not known.is_file():
         # Not within the run, whose seconds are the fit's alone.
         find_calibration(settings)
-    with open_run(
-        settings.outputs, "train", settings.solver_config, {"calibrate": calibration_id(settings)}, settings.force
-    ) as run:
+    question = settings.solver_config, {"calibrate": calibration_id(settings)}
+    return map_run(settings, question, lambda run, out: _fit(settings, run, find_calibration(settings), out))
+
+
+def map_run(
+    settings: TrainSettings,
+    question: tuple[dict[str, Any], dict[str, str]],
+    make: Callable[[Run, RunLogger], None],
+    resumable: bool = False,
+) -> Path:
+    """The directory of a map's run, made now if it is not there; ``question`` is its config and its inputs."""
+    with open_run(settings.outputs, "train", *question, settings.force, resumable) as run:
         if run.done:
             log.info("map %s is there already: %s", run.id, run.path)
             return run.path
         with open_logger(settings.logger, run, settings.columns()) as out:
-            _fit(settings, run, find_calibration(settings), out)
+            make(run, out)
         return run.commit()
 
 

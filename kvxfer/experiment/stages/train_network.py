@@ -6,18 +6,18 @@ import logging
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from kvxfer.errors import KvxferError
 from kvxfer.experiment.identity import identity
-from kvxfer.experiment.loggers import RunLogger, open_logger
-from kvxfer.experiment.runs import Run, open_run, run_id, work_directory
+from kvxfer.experiment.loggers import RunLogger
+from kvxfer.experiment.runs import Run, run_id, work_directory
 from kvxfer.experiment.settings import TrainSettings
 from kvxfer.experiment.solver_settings import Training
-from kvxfer.experiment.stages.fit import HEATMAP, fit_map, fitted_id, named_map
+from kvxfer.experiment.stages.fit import HEATMAP, fit_map, fitted_id, map_run, named_map
 from kvxfer.experiment.stages.trained_records import diagnostics, log_trained, log_training, time_to_map
 from kvxfer.files import RECORD, read_json, write_json
 from kvxfer.fitting.trained.networks import trained_outputs
@@ -38,9 +38,8 @@ _FROM_BASE = (*_CALIBRATED, "chosen", "candidates")
 _RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")
 
 
-@dataclass(frozen=True)
-class Base:
-    """The map that is trained on: where it lies, and itself."""
+class Base(NamedTuple):
+    """The map that is trained on."""
 
     directory: Path
     map: CacheMap
@@ -63,13 +62,7 @@ def train_network(settings: TrainSettings) -> Path:
     settings = replace(settings, solver_config=training.config_on(base.map.manifest))
     if (rank := _rank(training)) > 0:
         _take_part(settings, base, run_id("train", *question), rank)
-    with open_run(settings.outputs, "train", *question, settings.force, resumable=not settings.force) as run:
-        if run.done:
-            log.info("map %s is there already: %s", run.id, run.path)
-            return run.path
-        with open_logger(settings.logger, run, settings.columns()) as out:
-            _train(settings, run, base, out)
-        return run.commit()
+    return map_run(settings, question, lambda run, out: _train(settings, run, base, out), not settings.force)
 
 
 def _training(settings: TrainSettings) -> Training:
