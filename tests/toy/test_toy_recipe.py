@@ -9,8 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from kvxfer.toy.batches import TRAINED, Bucket, draw_batch
-from kvxfer.toy.recipe import FIRST, Recipe, Stage, build_model, save, stack, train
+from kvxfer.toy.recipe import FIRST, TRAINED, Bucket, Recipe, Stage, build_model, draw_batch, save, stack, train
 from kvxfer.toy.world import KINDS, VOCABULARY
 
 TINY = Recipe(

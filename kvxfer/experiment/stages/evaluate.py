@@ -18,9 +18,9 @@ from kvxfer.experiment.loggers import RunLogger, open_logger
 from kvxfer.experiment.runs import Run, environment, open_run, run_seconds
 from kvxfer.experiment.settings import EvaluateSettings
 from kvxfer.experiment.stages.describing import columns, describe_map
-from kvxfer.experiment.stages.finding import find_map, find_reverse
 from kvxfer.experiment.stages.full import full
 from kvxfer.experiment.stages.random_map import refuse_random
+from kvxfer.experiment.stages.train import find_map, find_reverse
 from kvxfer.files import read_json, write_json
 from kvxfer.handoff.transfer import Transfer
 from kvxfer.maps.apply import Mapper

@@ -17,8 +17,7 @@ from transformers import DynamicCache
 from kvxfer.errors import KvxferError
 from kvxfer.models.geometry import Geometry
 from kvxfer.models.hf.cache import build_cache, cache_keyword, read_cache
-from kvxfer.models.hf.observing import Followed, Observed, captured_outputs, output_projections
-from kvxfer.models.hf.queries import captured_queries
+from kvxfer.models.hf.observing import Followed, Observed, captured_outputs, captured_queries, output_projections
 from kvxfer.models.hf.rotary import cos_sin, find_rotary
 from kvxfer.models.kv import KV, LayerTensors
 
