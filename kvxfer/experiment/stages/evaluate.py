@@ -82,7 +82,13 @@ def evaluate(settings: EvaluateSettings, show: bool = True, load: Load = load_pa
         return full(settings, spec, directory, partial(evaluate, show=False, load=lru_cache(1)(load)), show)
     cache_map = CacheMap.load(directory)
     scene = Scene(settings, spec, cache_map, directory, find_reverse(settings, spec))
-    with open_run(settings.outputs, "evaluate", _config(scene), _inputs(scene), settings.force) as run:
+    config = {**settings.question(), "domains": [settings.read(each) for each in settings.domains]}
+    if spec.timed:
+        config["machine"] = machine(resolve_device(settings.pair.device))
+    inputs = {"train": cache_map.hash}
+    if scene.reverse is not None:
+        inputs["reverse"] = CacheMap.load(scene.reverse).hash
+    with open_run(settings.outputs, "evaluate", config, inputs, settings.force) as run:
         if run.done:
             log.info("evaluation %s is there already", run.id)
         else:
@@ -102,19 +108,6 @@ def evaluate(settings: EvaluateSettings, show: bool = True, load: Load = load_pa
         for warning in report.cautions(results["data"]):
             log.warning("%s: %s", title, warning)
     return written(run.path)
-
-
-def _config(scene: Scene) -> dict[str, Any]:
-    settings = scene.settings
-    config = {**settings.question(), "domains": [settings.read(each) for each in settings.domains]}
-    if scene.spec.timed:
-        config["machine"] = machine(resolve_device(settings.pair.device))
-    return config
-
-
-def _inputs(scene: Scene) -> dict[str, str]:
-    reverse = {} if scene.reverse is None else {"reverse": CacheMap.load(scene.reverse).hash}
-    return {"train": scene.cache_map.hash, **reverse}
 
 
 def measure(scene: Scene, run: Run, load: Load) -> dict[str, Any]:

@@ -73,7 +73,12 @@ def full(
     with open_run(settings.outputs, "evaluate", config, inputs, settings.force) as run:
         if not run.done:
             results = _results(run, parts, together, inputs)
-            _write(settings, run, cache_map, results, folders)
+            # The parts have logged their numbers themselves.
+            with open_logger(settings.logger, run, columns(settings, cache_map)) as out:
+                write(results, run.work, folders)
+                for figure in sorted((run.work / "figures").glob("*.png")):
+                    out.figure(figure.stem, figure)
+                out.artifact(f"eval-{run.id}", "kv-eval", written(run.work), {"map": cache_map.hash})
             run.commit()
             evidence = {key: value for key, value in results.items() if key not in ("data", "map")}
             cache_map.add_evidence(directory, run.id, evidence)
@@ -101,14 +106,3 @@ def _results(
     }
     own = {"kind": FullSpec.kind, "run_id": run.id, "verdict": dict(verdict), "data": {"parts": parts}}
     return {**first, **own, "provenance": {**before, **provenance}}
-
-
-def _write(
-    settings: EvaluateSettings, run: Run, cache_map: CacheMap, results: dict[str, Any], folders: Mapping[str, Path]
-) -> None:
-    """All files, and what the loggers keep of them; the parts have logged their numbers themselves."""
-    with open_logger(settings.logger, run, columns(settings, cache_map)) as out:
-        write(results, run.work, folders)
-        for figure in sorted((run.work / "figures").glob("*.png")):
-            out.figure(figure.stem, figure)
-        out.artifact(f"eval-{run.id}", "kv-eval", written(run.work), {"map": results["map"]["sha256"]})
