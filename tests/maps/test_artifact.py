@@ -83,14 +83,14 @@ def test_the_hash_is_stable_and_names_content(saved: tuple[CacheMap, Path], tmp_
     assert CacheMap(written.layers, shuffled).hash == written.hash
 
 
-def test_maps_without_trunks_are_named_as_ever(tmp_path: Path) -> None:
+def test_a_map_s_name_is_pinned(tmp_path: Path) -> None:
     """What their tensors vouch for is pinned: evidence and results name maps by it."""
     layers = {
         (0, kind): LinearLayer((Block(0, kind),), torch.arange(16.0).view(1, 4, 4), torch.zeros(4)) for kind in KINDS
     }
     written = CacheMap(layers, {"pair": PAIR}).save(tmp_path)
     assert written.manifest["schema"] == 3
-    assert "trunks" not in written.manifest
+    assert written.manifest["trunks"] == written.manifest["random_layers"] == []
     with safe_open(tmp_path / TENSORS, framework="pt") as file:
         assert file.metadata() == {"manifest": "c68ec3ca9b5096c9e76be7a4467b67bf983b9aa1d66267b68e1b98f574d01459"}
 

@@ -204,11 +204,11 @@ def test_a_killed_pass_goes_on_with_the_weights_it_had(
     settings = make_settings(tiny_pair.spec, tmp_path / "killed", calibration={"features": BOTH})
     prefill, calls = LoadedModel.prefill, []
 
-    def killed(self: LoadedModel, ids: torch.Tensor, past: KV | None = None) -> KV:
+    def killed(self: LoadedModel, ids: torch.Tensor, past: KV | None = None, hidden: bool = False) -> KV:
         calls.append(1)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return prefill(self, ids, past)
+        return prefill(self, ids, past, hidden)
 
     monkeypatch.setattr(LoadedModel, "prefill", killed)
     with pytest.raises(KeyboardInterrupt):

@@ -118,7 +118,6 @@ MANIFESTS: dict[str, Any] = {
     "null": lambda m: m | {"trunks": None},
     "a word": lambda m: m | {"trunks": "relu"},
     "numbers": lambda m: m | {"trunks": [1, 2, 3]},
-    "schema 1": lambda m: m | {"schema": 1},
     "one less": lambda m: m["trunks"].pop() and None,
     "one more": lambda m: m["trunks"].append(m["trunks"][0]),
     "no blocks": lambda m: m["trunks"][0].pop("blocks") and None,

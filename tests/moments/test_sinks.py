@@ -94,8 +94,8 @@ def test_an_outlier_that_enters_the_moments_is_said(
     def planted_with_queries(self: LoadedModel, ids: torch.Tensor) -> tuple[KV, list[torch.Tensor]]:
         return self.prefill(ids), queries(self, ids)[1]
 
-    def planted(self: LoadedModel, ids: torch.Tensor, past: KV | None = None) -> KV:
-        kv = prefill(self, ids, past).apply(torch.clone)
+    def planted(self: LoadedModel, ids: torch.Tensor, past: KV | None = None, hidden: bool = False) -> KV:
+        kv = prefill(self, ids, past, hidden).apply(torch.clone)
         if self is tiny_pair.target:
             kv.keys[1][:, :, 2] *= 50
         return kv
