@@ -31,7 +31,7 @@ from kvxfer.maps.artifact import CacheMap
 from kvxfer.maps.blocks import Output
 from kvxfer.maps.linear import LinearLayer
 from kvxfer.maps.trunks import Trunk
-from kvxfer.models.hf import resolve_device
+from kvxfer.models.hf.load import resolve_device
 from kvxfer.models.kv import KV
 from kvxfer.models.pair import Pair, load_pair, random_pair
 

@@ -15,7 +15,8 @@ from kvxfer.evals.specs import DiagnosticsSpec
 from kvxfer.evals.statistics import paired_difference
 from kvxfer.maps.blocks import KINDS
 from kvxfer.progress import progress
-from kvxfer.text.corpus import CorpusSpec, load_rows
+from kvxfer.text.corpus import load_rows
+from kvxfer.text.spec import CorpusSpec
 
 
 @dataclass(frozen=True)

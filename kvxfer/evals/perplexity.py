@@ -19,7 +19,7 @@ from kvxfer.evals.specs import PerplexitySpec
 from kvxfer.evals.statistics import summarise
 from kvxfer.progress import progress
 from kvxfer.text import toy
-from kvxfer.text.corpus import CorpusSpec
+from kvxfer.text.spec import CorpusSpec
 
 FEWEST_ROWS = 8
 """An automatic length is left out of a text with fewer rows of it (or than ``eval.rows``, if that is less)."""

@@ -9,7 +9,8 @@ from typing import Any
 from kvxfer.errors import KvxferError
 from kvxfer.evals.items import Item
 from kvxfer.text import toy
-from kvxfer.text.corpus import CorpusSpec, leading_bos, load_rows
+from kvxfer.text.corpus import leading_bos, load_rows
+from kvxfer.text.spec import CorpusSpec
 
 
 @dataclass(frozen=True)

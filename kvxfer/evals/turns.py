@@ -17,8 +17,9 @@ from kvxfer.evals.scoring import score
 from kvxfer.evals.specs import LARGE, PATTERNS, SMALL
 from kvxfer.handoff.conversation import Conversation
 from kvxfer.handoff.transfer import Transfer
-from kvxfer.models.hf import LoadedModel
-from kvxfer.text.corpus import CorpusSpec, load_rows, toy_conversations
+from kvxfer.models.hf.model import LoadedModel
+from kvxfer.text.corpus import load_rows, toy_conversations
+from kvxfer.text.spec import CorpusSpec
 
 
 @dataclass(frozen=True)

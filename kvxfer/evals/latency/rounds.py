@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kvxfer.evals.latency.clocks import Stopwatch
 from kvxfer.handoff.transfer import STEPS, Transfer
-from kvxfer.models.hf import LoadedModel
+from kvxfer.models.hf.model import LoadedModel
 
 _SOURCE_STEPS = ("export", "strip")
 _FIXED = ("strip", "restore", "exact", "held_back", "first_decode", "source", "target")
