@@ -13,7 +13,7 @@ from kvxfer.evals.evaluation import Evaluation, Subject
 from kvxfer.evals.fit_check import FEWEST_TOKENS, check_fit
 from kvxfer.evals.gates import run_gates
 from kvxfer.evals.items import Batch, batches, choice_items, text_items, toy_items
-from kvxfer.evals.records import Records, evaluate_items
+from kvxfer.evals.scoring import Records, evaluate_items
 from kvxfer.evals.specs import QuestionsSpec
 from kvxfer.evals.statistics import summarise
 from kvxfer.files import read_json

@@ -10,7 +10,7 @@ import rich.table
 
 from kvxfer.errors import KvxferError
 from kvxfer.report.document import Results, about_map, document, lead, provenance
-from kvxfer.report.first_screen import FirstScreen
+from kvxfer.report.kind_report import FirstScreen
 from kvxfer.report.kinds import REPORTS
 from kvxfer.report.numbers import p_text, p_value, percent, points, quantity
 from kvxfer.report.prose import fill

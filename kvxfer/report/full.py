@@ -14,9 +14,9 @@ from matplotlib.axes import Axes
 
 from kvxfer.errors import KvxferError
 from kvxfer.report import document as page
-from kvxfer.report.figures import COLOURS, INK, MUTED, canvas, tidy
+from kvxfer.report.figures import COLOURS, INK, MUTED, canvas, label, name_line, tidy
 from kvxfer.report.kinds import REPORTS
-from kvxfer.report.numbers import interval, percent
+from kvxfer.report.numbers import percent, percent_in
 from kvxfer.report.prose import anchor, capital, fill, plain_text
 from kvxfer.report.table import Table
 from kvxfer.report.verdict import WORDS, beats_ancestor
@@ -241,7 +241,7 @@ def _tasks_table(tasks: Sequence[Json]) -> Table:
         ("Ceiling", lambda task: percent(task["ceiling"])),
         ("Source", lambda task: percent(task["source"])),
         ("Mapped", lambda task: percent(task["mapped"])),
-        ("Retention [95 %]", lambda t: f"{percent(t['retention'])} {interval(t['retention_ci'])}".rstrip()),
+        ("Retention [95 %]", lambda task: percent_in(task, "retention")),
         ("Source's retention", lambda task: percent(task["source_retention"])),
     )
 
@@ -276,16 +276,21 @@ def retention_figure(rows: Sequence[Json], path: Path | str) -> None:
         for y, row in enumerate(rows):
             ends += _draw(axes, y, row)
         axes.axvline(1.0, color=COLOURS["ceiling"], linewidth=1.4, zorder=1)
-        axes.annotate(
-            "ceiling", (1.0, 1.0), (0, 3), xycoords=("data", "axes fraction"), textcoords="offset points"
-        ).set(ha="center", va="bottom", fontsize=9, color=COLOURS["ceiling"])
+        name_line(axes, 1.0, "ceiling", COLOURS["ceiling"])
         axes.set_yticks(range(len(rows)), [f"{row['task']} (n = {row['n']:,})" for row in rows])
         axes.set_ylim(len(rows) - 0.45, -0.55)
         low = min([0.0, *ends])
         axes.set_xlim(low - (0.03 if low else 0), max(ends) + 0.12)
         axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
         axes.set_xlabel("accuracy in per cent of the ceiling's, 95 % interval")
-        _legend(axes)
+        handles = [
+            axes.plot([], [], "o-", color=COLOURS["mapped"], linewidth=2.2, markersize=8, label="mapped cache")[0],
+            axes.plot([], [], "|", color=COLOURS["source"], markersize=13, markeredgewidth=2.6, label="source alone")[
+                0
+            ],
+        ]
+        place = {"loc": "upper left", "bbox_to_anchor": (0, -0.14), "borderaxespad": 0}
+        axes.legend(handles=handles, frameon=False, fontsize=9, ncols=2, labelcolor=[INK, MUTED], **place)
         tidy(axes, "x")
 
 
@@ -298,18 +303,5 @@ def _draw(axes: Axes, y: int, row: Json) -> list[float]:
     if source is not None:
         axes.plot([source, source], [y - 0.32, y + 0.32], color=COLOURS["source"], linewidth=2.6, zorder=2)
     place = max(high, value if source is None or abs(source - value) > 0.1 else source)
-    axes.annotate(
-        f"{100 * value:.1f} %", (place, y), (8, 0), textcoords="offset points", va="center", fontsize=9.5, zorder=5
-    ).set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.85})
+    label(axes, f"{100 * value:.1f} %", (place, y), (8, 0), pad=0.8, va="center", fontsize=9.5, zorder=5)
     return [low, high, *([] if source is None else [source])]
-
-
-def _legend(axes: Axes) -> None:
-    handles = [
-        axes.plot([], [], "o-", color=COLOURS["mapped"], linewidth=2.2, markersize=8, label="mapped cache")[0],
-        axes.plot([], [], "|", color=COLOURS["source"], markersize=13, markeredgewidth=2.6, label="source alone")[0],
-    ]
-    axes.legend(
-        handles=handles, frameon=False, fontsize=9, ncols=2, loc="upper left", bbox_to_anchor=(0, -0.14),
-        borderaxespad=0, labelcolor=[INK, MUTED],
-    )  # fmt: skip

@@ -10,8 +10,7 @@ from typing import Literal
 from matplotlib.axes import Axes
 
 from kvxfer.report.figures import COLOURS, INK, MUTED, canvas, tidy
-from kvxfer.report.first_screen import FirstScreen
-from kvxfer.report.kind_report import Json, KindReport
+from kvxfer.report.kind_report import FirstScreen, Json, KindReport
 from kvxfer.report.numbers import NOTHING, number, percent, quantity
 from kvxfer.report.prose import capital, fill, listed
 from kvxfer.report.table import Table

@@ -11,9 +11,8 @@ import rich.table
 
 from kvxfer.evals.statistics import holm, summarise
 from kvxfer.report.figures import conditions_figure
-from kvxfer.report.first_screen import FirstScreen
 from kvxfer.report.fit_figures import r2_heatmap
-from kvxfer.report.kind_report import Json, KindReport, numbers_of
+from kvxfer.report.kind_report import FirstScreen, Json, KindReport, numbers_of
 from kvxfer.report.numbers import interval, number, p_value, percent, perplexity, points, setting
 from kvxfer.report.prose import capital, fill, listed
 from kvxfer.report.table import Table

@@ -17,6 +17,13 @@ Kind = Literal["beats", "none", "worse", "mixed"]
 WORDS: dict[str, str] = {"beats": "Worth it", "none": "No benefit", "worse": "Harmful", "mixed": "Mixed"}
 """What each kind of verdict begins with."""
 
+KINDS: dict[Outcome, Kind] = {"better": "beats", "worse": "worse", "none": "none"}
+SAID = {
+    "beats": "beats the source",
+    "none": "is not shown to beat the source",
+    "worse": "is worse than the source",
+}
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -25,6 +32,13 @@ class Verdict:
     kind: Kind
     head: str
     sentence: str
+
+    def reworded(self, words: Mapping[str, str], more: str) -> Verdict:
+        """The same with other words for some, and with another sentence behind it."""
+        head, sentence = self.head, self.sentence
+        for plain, meant in words.items():
+            head, sentence = head.replace(plain, meant), sentence.replace(plain, meant)
+        return Verdict(self.kind, head, f"{sentence} {more}".rstrip())
 
 
 def accuracy_outcome(test: Mapping[str, Any]) -> Outcome | None:
@@ -43,21 +57,15 @@ def nats_outcome(test: Mapping[str, Any]) -> Outcome | None:
 
 def _kind(accuracy: Outcome | None, nats: Outcome | None) -> Kind:
     """Accuracy decides where there is one, unless nats say the opposite."""
-    kinds: dict[Outcome | None, Kind] = {"better": "beats", "worse": "worse"}
-    return "mixed" if {accuracy, nats} == {"better", "worse"} else kinds.get(accuracy or nats, "none")
+    return "mixed" if {accuracy, nats} == {"better", "worse"} else KINDS[accuracy or nats or "none"]
 
 
 def _head(subject: str, accuracy: Outcome | None, nats: Outcome | None) -> str:
     if accuracy is None and nats is None:
         return f"{subject} was not compared with the source"
     kind = _kind(accuracy, nats)
-    said = {
-        "beats": "beats the source",
-        "none": "is not shown to beat the source",
-        "worse": "is worse than the source",
-        "mixed": f"is {accuracy} than the source in accuracy and {nats} in nats",
-    }
-    head = f"{WORDS[kind]}: {subject[0].lower()}{subject[1:]} {said[kind]}"
+    said = SAID.get(kind, f"is {accuracy} than the source in accuracy and {nats} in nats")
+    head = f"{WORDS[kind]}: {subject[0].lower()}{subject[1:]} {said}"
     if accuracy is None or nats is None or accuracy == nats or kind == "mixed":
         return head
     second = {
@@ -68,10 +76,10 @@ def _head(subject: str, accuracy: Outcome | None, nats: Outcome | None) -> str:
     return f"{head} in accuracy ({second[nats]})"
 
 
-def in_accuracy(test: Mapping[str, Any]) -> str:
-    """A test row's difference in accuracy, with its interval and p."""
+def in_accuracy(test: Mapping[str, Any], name: str = "exact McNemar") -> str:
+    """A test row's difference in accuracy, with its interval and the p of the test of that name."""
     ci, p = interval(test["accuracy_ci"]), p_text(test["accuracy_p"])
-    return f"{points(test['accuracy_difference'])}, 95 % interval {ci}, exact McNemar {p}"
+    return f"{points(test['accuracy_difference'])}, 95 % interval {ci}, {name} {p}"
 
 
 def in_nats(test: Mapping[str, Any], unit: str = "") -> str:

@@ -14,9 +14,7 @@ from torch import Tensor
 
 from kvxfer.errors import KvxferError
 from kvxfer.evals.evaluation import Subject
-from kvxfer.evals.lengths import change, compared
-from kvxfer.evals.perplexity import Perplexity
-from kvxfer.evals.prefixes import same_ends
+from kvxfer.evals.perplexity import Perplexity, change, compared, same_ends
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import CacheMap
 from kvxfer.maps.blocks import DESIGNS, KINDS

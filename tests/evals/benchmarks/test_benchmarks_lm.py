@@ -17,7 +17,7 @@ from kvxfer.errors import KvxferError
 from kvxfer.evals.benchmarks import tasks as harness_tasks
 from kvxfer.evals.benchmarks import toy_tasks
 from kvxfer.evals.benchmarks.benchmarks import Benchmarks
-from kvxfer.evals.benchmarks.toy_tasks import TOY_TASKS, write_toy_tasks
+from kvxfer.evals.benchmarks.tasks import TOY_TASKS, write_toy_tasks
 from kvxfer.evals.conditions import Prepared
 from kvxfer.evals.items import toy_items
 from kvxfer.evals.scoring import score
