@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from kvxfer.errors import KvxferError
 from kvxfer.evals.conditions import Prepared, prefix_conditions
 from kvxfer.evals.evaluation import Evaluation, Subject
-from kvxfer.evals.items import Item, toy_items
+from kvxfer.evals.items import Item, equal_lengths, toy_items
 from kvxfer.evals.specs import GenerationSpec
 from kvxfer.evals.statistics import accuracy_interval, mcnemar_exact, mean_interval, paired_difference
 from kvxfer.handoff.transfer import Transfer
@@ -76,7 +76,7 @@ class Decoder:
         """Every item under every condition, in the order of ``items``."""
         order: list[int] = []
         parts: dict[str, list[Decoded]] = {name: [] for name in CONDITIONS}
-        for chosen in _slices(items, batch_size):
+        for chosen in equal_lengths(range(len(items)), batch_size, key=lambda n: len(items[n].prompt)):
             batch = [items[n] for n in chosen]
             for name, decoded in self._batch(transfer.pair, _prepared(transfer, batch), batch).items():
                 parts[name].append(decoded)
@@ -112,16 +112,6 @@ class Decoder:
             top = own.argmax(-1).cpu() == wanted
             found[name] = Decoded(greedy[name].numpy(), drawn.numpy(), kl.cpu().double().numpy(), top.numpy())
         return found
-
-
-def _slices(items: Sequence[Item], size: int) -> Iterator[list[int]]:
-    """Places of items whose prompts are equally long."""
-    lengths: dict[int, list[int]] = {}
-    for n, item in enumerate(items):
-        lengths.setdefault(len(item.prompt), []).append(n)
-    for group in lengths.values():
-        for start in range(0, len(group), size):
-            yield group[start : start + size]
 
 
 def _prepared(transfer: Transfer, batch: Sequence[Item]) -> dict[str, Prepared]:
@@ -168,7 +158,11 @@ def summarise_decoding(items: Sequence[Item], decoded: dict[str, Decoded], dot: 
                 **{
                     key: {name: found.of_item(key, n) for name, found in scores.items()} for key in ("exact", *PER_ITEM)
                 },
-                "parts": {name: _after(found.match[n]) for name, found in scores.items()},
+                # The first place, from 1 on, that is not the ceiling's.
+                "parts": {
+                    name: None if found.match[n].all() else int(np.argmin(found.match[n])) + 1
+                    for name, found in scores.items()
+                },
             }
             for n, item in enumerate(items)
         ],
@@ -210,11 +204,6 @@ def _is(tokens: Int64[np.ndarray, " steps"], item: Item, dot: int) -> bool:
     """Whether what is written is the answer and its dot."""
     wanted = (*item.answer, dot)
     return tuple(tokens[: len(wanted)].tolist()) == wanted
-
-
-def _after(match: Bool[np.ndarray, " steps"]) -> int | None:
-    """The first place, from 1 on, that differs; None if none does."""
-    return None if match.all() else int(np.argmin(match)) + 1
 
 
 def _median(match: Bool[np.ndarray, "*rows steps"]) -> float | None:

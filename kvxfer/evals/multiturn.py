@@ -15,7 +15,7 @@ from kvxfer.errors import KvxferError
 from kvxfer.evals.conditions import Prepared
 from kvxfer.evals.evaluation import Evaluation, Subject
 from kvxfer.evals.items import Item
-from kvxfer.evals.scoring import score
+from kvxfer.evals.scoring import Records, add_scores, empty_records
 from kvxfer.evals.specs import DOWN, LARGE, PATTERNS, SMALL, UP, MultiturnSpec
 from kvxfer.evals.statistics import paired_difference, summarise
 from kvxfer.handoff.conversation import Conversation
@@ -99,11 +99,6 @@ class Stage:
     transfers: Mapping[tuple[str, str], Transfer]
     max_hops: int | None
 
-    def opened(self, pattern: str) -> Conversation:
-        """A conversation before its first word."""
-        wanted = {direction: self.transfers[direction] for direction in PATTERNS[pattern]}
-        return Conversation(self.models, wanted, self.max_hops)
-
 
 @torch.inference_mode()
 def play(
@@ -112,7 +107,7 @@ def play(
     """Every conversation under every pattern, and each model by itself.
 
     Returns:
-        A record per turn of each conversation, conversations one after the other: as those of ``evaluation.Records``,
+        A record per turn of each conversation, conversations one after the other: ``Records``,
         with ``turn`` (from 1 on); conditions are the patterns and both models by name. And, per pattern, what was
         handed over at every turn.
     """
@@ -124,23 +119,17 @@ def play(
             **{name: _alone(stage, name, batch) for name in (SMALL, LARGE)},
             **{pattern: _handing_over(stage, pattern, batch) for pattern in patterns},
         }
-        played: list[list[dict[str, Any]]] = [[] for _ in batch]
+        played: list[Records] = []
         handed = {pattern: [] for pattern in patterns}
         for turn in range(len(batch[0])):
             items = [talk[turn].item for talk in batch]
-            for row, item in zip(played, items, strict=True):
-                record = {"id": item.id, "document": item.document, "kind": item.kind, "turn": turn + 1}
-                more: dict[str, Any] = {"chance": item.chance, "correct": {}} if item.candidates else {}
-                row.append({**record, "tokens": len(item.answer), "nats": {}, **more})
+            played.append({key: {**record, "turn": turn + 1} for key, record in empty_records(items).items()})
             for name, player in players.items():
                 prepared, given = next(player)
                 if given is not None:
                     handed[name].append(given)
-                for row, result in zip(played, score(prepared, items, None), strict=True):
-                    row[-1]["nats"][name] = result.nats
-                    if result.correct is not None:
-                        row[-1]["correct"][name] = result.correct
-        records += [record for row in played for record in row]
+                add_scores(played[-1], name, prepared, items, None)
+        records += [record for row in zip(*(turn.values() for turn in played), strict=True) for record in row]
         advance(len(batch))
     return records, handed
 
@@ -167,7 +156,8 @@ def _handing_over(stage: Stage, pattern: str, batch: Sequence[Talk]) -> Iterator
     ``up`` and ``down``: one reads whatever is said, the other answers. ``ping_pong``: each turn's model reads what is
     said and answers; what was said before, it is handed.
     """
-    talk = stage.opened(pattern)
+    transfers = {direction: stage.transfers[direction] for direction in PATTERNS[pattern]}
+    talk = Conversation(stage.models, transfers, stage.max_hops)
     for turn in range(len(batch[0])):
         text, reply = _said(batch, turn)
         talk.append(text)

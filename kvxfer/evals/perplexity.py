@@ -24,16 +24,8 @@ from kvxfer.progress import progress
 from kvxfer.text import toy
 from kvxfer.text.corpus import CorpusSpec, leading_bos, load_rows
 
-
-@dataclass(frozen=True)
-class Ends:
-    """Items by prefix length: the n-th item of every length is the same row with the same answer."""
-
-    items: dict[int, list[Item]]
-
-    def __len__(self) -> int:
-        """How many rows there are."""
-        return len(next(iter(self.items.values())))
+Ends = dict[int, list[Item]]
+"""Items by prefix length: the n-th item of every length is the same row with the same answer."""
 
 
 def same_ends(corpus: CorpusSpec, tokenizer: Any, rows: int, lengths: Sequence[int], scored: int) -> Ends:
@@ -60,7 +52,7 @@ def same_ends(corpus: CorpusSpec, tokenizer: Any, rows: int, lengths: Sequence[i
             else:
                 prefix = [*bos, *head[len(head) - length + len(bos) :]]
             items[length].append(Item(str(n), documents[-1], found.domain, tuple(prefix), length, tuple(answer)))
-    return Ends(items)
+    return items
 
 
 Items = Sequence[Mapping[str, Any]]
@@ -147,7 +139,7 @@ class Perplexity(PerplexitySpec, Evaluation):
             ends = self._ends(subject, drawn, self._lengths(calibrated), found["notes"])
             if ends is None:
                 continue
-            points = [self._point(subject, corpus.name, prefix, items) for prefix, items in ends.items.items()]
+            points = [self._point(subject, corpus.name, prefix, items) for prefix, items in ends.items()]
             found["points"] += points
             found["domains"].append({**compared(points, calibrated), "lengthened": corpus.kind in toy.KINDS})
         return found
@@ -168,9 +160,9 @@ class Perplexity(PerplexitySpec, Evaluation):
         if self.prefixes:
             subject.pair.check_length(lengths[-1] + self.scored, "eval.prefixes")
             ends = same_ends(corpus, tokenizer, self.rows, lengths, self.scored)
-            if len(ends) < self.rows:
+            if (count := len(ends[lengths[0]])) < self.rows:
                 raise KvxferError(
-                    f"eval.rows={self.rows}: {corpus.name} has only {len(ends)} rows of {lengths[-1] + self.scored} "
+                    f"eval.rows={self.rows}: {corpus.name} has only {count} rows of {lengths[-1] + self.scored} "
                     "tokens for evaluation; lower eval.rows or the longest of eval.prefixes"
                 )
             return ends
@@ -181,9 +173,10 @@ class Perplexity(PerplexitySpec, Evaluation):
                 notes.append(f"No prefix of {longest} tokens: the models reach {limit} tokens, scored ones included.")
             else:
                 ends = same_ends(corpus, tokenizer, self.rows, lengths, self.scored)
-                has = f"{corpus.name} has only {len(ends)} rows of {needed} tokens for evaluation"
-                if len(ends) >= min(FEWEST_ROWS, self.rows):
-                    notes += [f"{has}."] if len(ends) < self.rows else []
+                count = len(ends[longest])
+                has = f"{corpus.name} has only {count} rows of {needed} tokens for evaluation"
+                if count >= min(FEWEST_ROWS, self.rows):
+                    notes += [f"{has}."] if count < self.rows else []
                     return ends
                 notes.append(f"No prefix of {longest} tokens of {corpus.name}: {has}.")
             lengths = lengths[:-1]

@@ -49,7 +49,10 @@ def score(prepared: Prepared, items: list[Item], stop: int | None) -> list[Score
     if len(items[0].answer) > len(items[0].candidates[items[0].right]):
         nats = -token_log_likelihoods(prepared, torch.tensor([item.answer for item in items])).double().sum(1)
     chosen = sums.argmax(1)
-    written = [None] * len(items) if stop is None else _generated(prepared, items, stop)
+    written: list[bool | None] = [None] * len(items)
+    if stop is not None:
+        tokens = prepared.model.generate(prepared.tail, prepared.past, len(items[0].answer) + 1, stop).tolist()
+        written = [tuple(row) == (*item.answer, stop) for row, item in zip(tokens, items, strict=True)]
     return [Score(float(n), bool(c), w) for n, c, w in zip(nats.double(), chosen == right, written, strict=True)]
 
 
@@ -69,12 +72,6 @@ def candidate_log_likelihoods(prepared: Prepared, items: list[Item]) -> Float[Te
     return sums.masked_fill(torch.arange(most) >= counts[:, None], -torch.inf)
 
 
-def _generated(prepared: Prepared, items: list[Item], stop: int) -> list[bool | None]:
-    length = len(items[0].answer)
-    tokens = prepared.model.generate(prepared.tail, prepared.past, length + 1, stop).tolist()
-    return [tuple(row) == (*item.answer, stop) for row, item in zip(tokens, items, strict=True)]
-
-
 Records = dict[str, dict[str, Any]]
 
 
@@ -85,20 +82,17 @@ def empty_records(items: list[Item]) -> Records:
         record: dict[str, Any] = {"id": item.id, "document": item.document, "kind": item.kind}
         record |= {"tokens": len(item.answer), "nats": {}}
         if item.candidates:
-            record |= {"chance": item.chance, "correct": {}, "generated": {}}
+            record |= {"chance": 1 / len(item.candidates), "correct": {}, "generated": {}}
         records[item.id] = record
     return records
 
 
-def add_scores(records: Records, name: str, prepared: Prepared, batch: Batch, stop: int | None) -> None:
-    """Score a batch under one condition into its records."""
-    for item, result in zip(batch.items, score(prepared, batch.items, stop), strict=True):
-        record = records[item.id]
-        record["nats"][name] = result.nats
-        if result.correct is not None:
-            record["correct"][name] = result.correct
-        if result.generated is not None:
-            record["generated"][name] = result.generated
+def add_scores(records: Records, name: str, prepared: Prepared, items: list[Item], stop: int | None) -> None:
+    """Score items of one batch under one condition into their records."""
+    for item, result in zip(items, score(prepared, items, stop), strict=True):
+        for measure, value in vars(result).items():
+            if value is not None:
+                records[item.id][measure][name] = value
 
 
 @torch.inference_mode()
@@ -121,15 +115,11 @@ def evaluate_items(
         prepared = conditions(batch)
         for name in (*OWN, *HANDED, *PRUNED):
             if name in prepared:
-                add_scores(records, name, prepared[name], batch, stop)
-            elif baselines is not None:
-                _take_over(records, baselines, batch, name)
+                add_scores(records, name, prepared[name], batch.items, stop)
+                continue
+            for item in batch.items if baselines is not None else []:
+                for measure, known in baselines[item.id].items():
+                    if isinstance(known, dict) and name in known:
+                        records[item.id][measure][name] = known[name]
         advance(len(batch.items))
     return records
-
-
-def _take_over(records: Records, baselines: Records, batch: Batch, name: str) -> None:
-    for item in batch.items:
-        for measure in ("nats", "correct", "generated"):
-            if name in baselines[item.id].get(measure, {}):
-                records[item.id][measure][name] = baselines[item.id][measure][name]

@@ -50,19 +50,14 @@ class BenchmarksReport(KindReport):
         return Verdict(kind, head, f"{sentence}.")
 
     def first_screen(self, data: Json) -> FirstScreen:
-        table = Table.of(
-            _benchmarks(data),
-            ("Benchmark", itemgetter("name")),
-            *(
-                (
-                    condition_name(name, short=True),
-                    lambda each, name=name: percent_in(each["conditions"][name], "accuracy"),
-                )
-                for name in _SHOWN[:3]
-            ),
-            ("Gap recovered", lambda each: percent(each["conditions"]["mapped"]["gap_recovered"])),
-            ("p, source", lambda each: p_value(each["tests"]["mapped_vs_source"]["accuracy_p"])),
-        )
+        rows = []
+        for each in _benchmarks(data):
+            conditions, test = each["conditions"], each["tests"]["mapped_vs_source"]
+            scores = (percent_in(conditions[name], "accuracy") for name in _SHOWN[:3])
+            recovered = percent(conditions["mapped"]["gap_recovered"])
+            rows.append((each["name"], *scores, recovered, p_value(test["accuracy_p"])))
+        names = (condition_name(name, short=True) for name in _SHOWN[:3])
+        table = Table(("Benchmark", *names, "Gap recovered", "p, source"), rows)
         tests = [(each["name"], each["tests"]["mapped_vs_source"]) for each in data["benchmarks"]]
         against = [
             f"{name}: worse than the source by {points(-test['accuracy_difference'])}."

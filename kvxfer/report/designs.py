@@ -24,7 +24,7 @@ from kvxfer.report.questions import (
     terminal_table,
 )
 from kvxfer.report.table import Table
-from kvxfer.report.verdict import Verdict, few_documents, fit_warning, verdict
+from kvxfer.report.verdict import few_documents, fit_warning, verdict
 from kvxfer.report.wording import DESIGNS, condition_name
 
 PER_DESIGN = ("mapped", "mapped_all", "wrong_donor", "random_map")
@@ -59,13 +59,10 @@ def compare_designs(designs: Mapping[str, Results], title: str) -> dict[str, Any
                     f"{b['nats']:.6g} on {b['n']}; evaluate them on the same items"
                 )
     chosen = designs[best]
-    said = _verdict(chosen["data"], f"The best of {len(designs)} designs, {best},")
+    data = chosen["data"]
+    said = verdict(data["conditions"], data["tests"], f"The best of {len(designs)} designs, {best},")
     own = {"kind": "designs", "title": title, "verdict": vars(said)}
     return {**chosen, **own, "data": {"designs": dict(designs), "best": best}}
-
-
-def _verdict(data: Results, subject: str) -> Verdict:
-    return verdict(data["conditions"], data["tests"], subject=subject)
 
 
 def render(results: Results) -> str:
@@ -136,5 +133,5 @@ def terminal(results: Results) -> rich.table.Table:
         labels = {"mapped": f"Mapped, {name}", "mapped_all": "  all but last"}
         own = design["data"]
         rows += [(label, own, key) for key, label in labels.items() if key in own["conditions"]]
-    said = _verdict(data, f"The mapped cache ({best})").sentence
+    said = verdict(data["conditions"], data["tests"], f"The mapped cache ({best})").sentence
     return terminal_table(results["title"], rows, [said, *REPORTS["items"].remarks(data)])

@@ -54,13 +54,13 @@ class DiagnosticsReport(KindReport):
             "source does",
         }[result]
         mapped, source = own["predictions"]["mapped"], own["predictions"]["source"]
+        worst, against = own["worst_head"], in_nats({f"nll_{key}": value for key, value in test.items()})
         said = (
             f"{head}: KL {number(mapped['kl']['value'])} against {number(source['kl']['value'])} nats per token "
-            f"({in_nats({f'nll_{key}': value for key, value in test.items()})}), the same first choice in {percent(mapped['agreement']['value'])} against "
+            f"({against}), the same first choice in {percent(mapped['agreement']['value'])} against "
             f"{percent(source['agreement']['value'])}; attention outputs have a mean cosine of "
-            f"{number(own['cosine']['value'])} with the true ones, the worst head's is "
-            f"{number(own['worst_head']['cosine'])} (layer {own['worst_head']['layer']}, head "
-            f"{own['worst_head']['head']})."
+            f"{number(own['cosine']['value'])} with the true ones, the worst head's is {number(worst['cosine'])} "
+            f"(layer {worst['layer']}, head {worst['head']})."
         )
         return Verdict(VERDICTS[result], head, said)
 

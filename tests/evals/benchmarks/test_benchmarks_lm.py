@@ -123,7 +123,7 @@ def test_toy_choices_are_the_questions_of_eval_standard(toy, tiny_pair):
     benchmark = results_of(toy)["data"]["benchmarks"][0]
     items = toy_items(tiny_pair.tokenizer, LENGTH, stories=2, questions=5, seed=0)[:8]
     assert [sample["document"] for sample in benchmark["samples"]] == [item.document for item in items]
-    assert benchmark["chance"] == pytest.approx(np.mean([item.chance for item in items]))
+    assert benchmark["chance"] == pytest.approx(np.mean([1 / len(item.candidates) for item in items]))
     for condition, model in (("ceiling", tiny_pair.target), ("source", tiny_pair.source)):
         chosen = [score(Prepared(model, None, torch.tensor([i.prompt])), [i], None)[0].correct for i in items]
         assert [sample["scores"]["acc"][condition] for sample in benchmark["samples"]] == [float(c) for c in chosen]
