@@ -116,7 +116,7 @@ def _table(designs: Mapping[str, Results], best: str) -> Table:
     return Table(header, rows)
 
 
-def figures(results: Results, directory: Path) -> None:
+def figures(results: Results, directory: Path, folders: Mapping[str, Path]) -> None:
     """All designs in one figure, between what they share; and the best one's own."""
     designs = {name: each["data"] for name, each in results["data"]["designs"].items()}
     beside_figure({f"Mapped cache, design “{name}”": data for name, data in designs.items()}, directory / FIGURE)

@@ -105,7 +105,9 @@ def overall(parts: Sequence[Json]) -> dict[str, Any]:
         said = {"kind": "none", "word": NOT_COMPARED, "head": NOT_COMPARED, "sentence": sentence, "decided_by": None}
         return {**said, **_others(known, "none")}
     first = next((part for part in compared if REPORTS[part["kind"]].decides), compared[0])
-    kind, sentence = first["verdict"]["kind"], _worded(first["verdict"]["kind"], first["verdict"]["sentence"])
+    kind, sentence = first["verdict"]["kind"], first["verdict"]["sentence"]
+    if not sentence.startswith(WORDS[kind]):
+        sentence = f"{WORDS[kind]}. {sentence}"
     if kind == "beats" and not beats_ancestor(first["results"]["data"]):
         own = sentence.removeprefix(WORDS[kind])[2:]
         kind = "none"
@@ -122,11 +124,6 @@ def _others(parts: Sequence[Json], kind: str) -> dict[str, list[str]]:
     """The names of parts that say less than ``kind``, and of those that say more."""
     order = [(part["name"], _ORDER[part["verdict"]["kind"]] - _ORDER[kind]) for part in parts]
     return {"against": [n for n, more in order if more < 0], "in_favour": [n for n, more in order if more > 0]}
-
-
-def _worded(kind: str, sentence: str) -> str:
-    """A verdict that begins with its word, as some kinds' verdicts do by themselves."""
-    return sentence if sentence.startswith(WORDS[kind]) else f"{WORDS[kind]}. {sentence}"
 
 
 def decisive(parts: Sequence[Json], verdict: Json) -> Json:
@@ -149,7 +146,8 @@ def render(results: Json) -> str:
     chosen = decisive(parts, said)
     screen = REPORTS[chosen["kind"]].first_screen(chosen["results"]["data"])
     # The deciding part's own words against it come first.
-    screen = replace(screen, figure=_in_folder(screen.figure, chosen["name"]), against=[*screen.against, *against])
+    figure = screen.figure and screen.figure.replace("figures/", f"figures/{chosen['name']}/", 1)
+    screen = replace(screen, figure=figure, against=[*screen.against, *against])
     first = screen.markdown([said["sentence"], *_remarks(chosen)])
     tasks = [task for part in parts for task in part.get("tasks", [])]
     own = fill(
@@ -258,10 +256,6 @@ def _inside(line: str, name: str) -> str:
     """A part's line in the whole report: headings one level down, figures in the part's own folder."""
     demoted = f"#{line}" if line.startswith("##") else line
     return demoted.replace("](figures/", f"](figures/{name}/")
-
-
-def _in_folder(figure: str | None, name: str) -> str | None:
-    return None if figure is None else figure.replace("figures/", f"figures/{name}/", 1)
 
 
 def retention_figure(rows: Sequence[Json], path: Path | str) -> None:
