@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -264,6 +264,7 @@ def _steps(scores: _Scores, documents: Sequence[str]) -> dict[str, Any]:
 
 
 EXAMPLES = 3
+"""Prompts, spread over all, of which it is kept what each condition writes greedily."""
 
 
 @dataclass(frozen=True)
@@ -271,7 +272,6 @@ class Generation(GenerationSpec, Evaluation):
     """``eval=generation``: what it measures."""
 
     def measure(self, subject: Subject) -> dict[str, Any]:
-        """Decode everything under every condition."""
         pair = subject.pair
         toy = subject.corpus.kind == "toy"
         items = self._items(subject, toy)
@@ -284,7 +284,11 @@ class Generation(GenerationSpec, Evaluation):
             decoded = decoder.decode(subject.transfer, items, self.batch_size, advance)
         dot = pair.tokenizer.convert_tokens_to_ids(".") if toy else None
         setting = {key: getattr(self, key) for key in ("new_tokens", "samples", "temperature")}
-        examples = [_example(pair.tokenizer, items, decoded, n) for n in _spread(len(items), EXAMPLES)]
+        read = pair.tokenizer.decode
+        examples = []
+        for n in sorted({n * len(items) // EXAMPLES for n in range(EXAMPLES)}):
+            written = {name: read(found.tokens[n].tolist()) for name, found in decoded.items()}
+            examples.append({"id": items[n].id, "prompt": read(list(items[n].prompt[-8:])), **written})
         return {**setting, "prompts": len(items), **summarise_decoding(items, decoded, dot), "examples": examples}
 
     def _items(self, subject: Subject, toy: bool) -> list[Item]:
@@ -295,14 +299,3 @@ class Generation(GenerationSpec, Evaluation):
         rows = load_rows(corpus, tokenizer, "evaluation", self.rows, prefix)
         named = enumerate(zip(rows.tokens.tolist(), rows.documents, strict=True))
         return [Item(str(n), documents[0], rows.domain, tuple(row), prefix, ()) for n, (row, documents) in named]
-
-
-def _spread(count: int, wanted: int) -> list[int]:
-    """So many places spread over all, or all."""
-    return sorted({n * count // wanted for n in range(wanted)})
-
-
-def _example(tokenizer: Any, items: Sequence[Item], decoded: Mapping[str, Decoded], n: int) -> dict[str, str]:
-    """The end of a prompt and what each condition writes greedily."""
-    written = {name: tokenizer.decode(found.tokens[n].tolist()) for name, found in decoded.items()}
-    return {"id": items[n].id, "prompt": tokenizer.decode(list(items[n].prompt[-8:])), **written}

@@ -190,7 +190,6 @@ class Multiturn(MultiturnSpec, Evaluation):
         return bool(wanted - {DOWN if reverse else UP})
 
     def measure(self, subject: Subject) -> dict[str, Any]:
-        """Every conversation under every pattern."""
         pair = subject.pair
         toy = subject.corpus.kind == "toy"
         longest = self.turns * (self.segment + 4) if toy else (self.turns + 1) * self.segment

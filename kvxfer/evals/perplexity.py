@@ -130,7 +130,6 @@ class Perplexity(PerplexitySpec, Evaluation):
     """``eval=perplexity``: what it measures."""
 
     def measure(self, subject: Subject) -> dict[str, Any]:
-        """Conditions and tests for every domain and prefix length, and what each length changes."""
         calibrated = subject.calibrated_length
         found: dict[str, Any] = {"calibrated_length": calibrated, "scored": self.scored}
         found |= {"points": [], "domains": [], "notes": []}

@@ -75,8 +75,7 @@ class BenchmarksReport(KindReport):
         names = (condition_name(name, short=True) for name in _SHOWN)
         return fill(
             "benchmarks",
-            harness=data["harness"],
-            settings=data["settings"],
+            **data,
             conditions=_conditions_table(data),
             tests=_tests_table(data),
             asked=_asked_table(data),
@@ -84,7 +83,6 @@ class BenchmarksReport(KindReport):
         )
 
     def metrics(self, data: Json) -> dict[str, float]:
-        """Scores of every condition, and what the mapped cache retains."""
         flat: dict[str, float] = {}
         for each in (*data["benchmarks"], {"name": "pooled", **data["pooled"]}):
             flat |= {f"{each['name']}/{name}/score": row["accuracy"] for name, row in each["conditions"].items()}

@@ -24,7 +24,6 @@ class GenerationReport(KindReport):
     logged = "eval/generation"
 
     def verdict(self, data: Json) -> Verdict:
-        """Against the source: exact match where there are answers, and how far from the ceiling's predictions."""
         test = data["tests"]["mapped_vs_source"]
         named = {"nll": "kl", "accuracy": "exact"}
         row = {f"{a}_{key}": test[f"{b}_{key}"] for a, b in named.items() for key in ("p", "difference", "ci")}
@@ -67,12 +66,10 @@ class GenerationReport(KindReport):
         return numbers_of(data["conditions"])
 
     def paired(self, data: Json) -> dict[str, list[Json]]:
-        """Every prompt: the KL, and exact match where there are answers."""
         items = [paired_item(i, nats=i["kl"]["mapped"], correct=i["exact"]["mapped"]) for i in data["items"]]
         return {"exact match, KL from the ceiling" if data["answers"] else "KL from the ceiling": items}
 
     def figures(self, data: Json, folder: Path) -> None:
-        """Agreement and KL by step, and the share of texts that have not parted yet."""
 
         def lines(measure: str, least: float | None = None) -> list[Series]:
             found = []

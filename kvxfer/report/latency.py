@@ -85,15 +85,12 @@ class LatencyReport(KindReport):
         return FirstScreen(_times_table(data).only(*headings), f"figures/{FIGURE}", caption, against)
 
     def sections(self, data: Json) -> str:
-        machine, load, settings = data["machine"], data["load"], data["settings"]
-        last = data["points"][-1]["roofs"]
+        load, last = data["load"], data["points"][-1]["roofs"]
         checks = [point for point in data["points"] if point["whole"] is not None]
         most = max(checks, key=lambda point: abs(_of_parts(point) - 1), default=None)
         return fill(
             "latency",
             data=data,
-            machine=machine,
-            settings=settings,
             slices=slices(data) if data["scaled"] else "",
             times=_times_table(data),
             load=milliseconds(load["median"]),
@@ -102,14 +99,13 @@ class LatencyReport(KindReport):
             parts=_parts_table(data),
             unclocked=None if most is None else {"share": _of_parts(most), "length": most["length"]},
             formula=_formula_table(data),
-            shared=load["bytes"] / settings["handoffs_per_fit"],
+            shared=load["bytes"] / data["settings"]["handoffs_per_fit"],
             roofs=_roofs_table(data),
             ceiling=last["target"]["flops"] / last["map"]["flops"],
             own_fraction=last["map"]["fraction_of_own"],
         )
 
     def metrics(self, data: Json) -> dict[str, float]:
-        """Times, ratios and the map's fraction of its roof, by length and batch; the map's loading."""
         found: dict[str, float] = {"load_seconds": data["load"]["median"]}
         for point in data["points"]:
             at = f"{point['length']}/{point['batch']}"
@@ -142,7 +138,7 @@ def _where(points: Sequence[Json], way: str) -> str:
     }
     parts = []
     for n, said in words.items():
-        ratios = [point[way]["ratio"] ** (n or 1) for point in by[n]]
+        ratios = [1 / point[way]["ratio"] if n < 0 else point[way]["ratio"] for point in by[n]]
         ends = [number(end(ratios), 2) for end in (min, max) if ratios]
         parts += [f"{said.format(' to '.join(dict.fromkeys(ends)))} {_at(by[n])}"] if ratios else []
     return listed(parts)

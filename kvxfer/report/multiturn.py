@@ -35,7 +35,6 @@ class MultiturnReport(KindReport):
         return said.reworded({"the source": "the small model alone"}, _drift_sentence(found))
 
     def first_screen(self, data: Json) -> FirstScreen:
-        """All turns of every pattern together, and the patterns whose drift grows."""
         tables = {pattern: _table(found, data["answers"]) for pattern, found in data["patterns"].items()}
         rows = [(NAMES[pattern], *table.rows[-1][1:]) for pattern, table in tables.items()]
         columns = ("Pattern", *next(iter(tables.values())).columns[1:])
@@ -56,7 +55,6 @@ class MultiturnReport(KindReport):
         return fill("multiturn", **{**data, "patterns": patterns})
 
     def metrics(self, data: Json) -> dict[str, float]:
-        """Nats lost against the ceiling by pattern and turn, over all turns, and more of it each turn."""
         flat: dict[str, float] = {}
         for pattern, found in data["patterns"].items():
             for row in found["turns"]:
@@ -78,7 +76,6 @@ class MultiturnReport(KindReport):
         }
 
     def figures(self, data: Json, folder: Path) -> None:
-        """Drift by turn: of accuracy where there are answers, and of nats."""
         measures = [("accuracy", "accuracy against the ceiling (pp)", 100.0)] if data["answers"] else []
         measures.append(("nll", "nats per token against the ceiling", 1.0))
         panels = []

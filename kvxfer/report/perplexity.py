@@ -63,8 +63,7 @@ class PerplexityReport(KindReport):
         lengthened = [domain["lengthened"] for domain in data["domains"]]
         return fill(
             "perplexity",
-            scored=data["scored"],
-            calibrated_length=data["calibrated_length"],
+            **data,
             counts=[f"{d['domain']}: {d['rows']} rows of {d['documents']} documents" for d in data["domains"]],
             of_text=not all(lengthened),
             of_toy=any(lengthened),
@@ -75,7 +74,6 @@ class PerplexityReport(KindReport):
         )
 
     def metrics(self, data: Json) -> dict[str, float]:
-        """Nats of every condition by domain and length, and the change from the reference length to the longest."""
         found = {
             f"{point['domain']}/{point['prefix']}/{name}/nats": row["nats"]
             for point in data["points"]

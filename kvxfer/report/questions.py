@@ -27,12 +27,12 @@ from kvxfer.report.prose import capital, fill, listed
 from kvxfer.report.table import Table
 from kvxfer.report.verdict import (
     Verdict,
-    accuracy_outcome,
     ancestry_sentence,
-    cautions,
+    few_documents,
+    fit_warning,
     in_accuracy,
     in_nats,
-    nats_outcome,
+    outcomes,
     verdict,
 )
 from kvxfer.report.wording import condition_name
@@ -82,11 +82,11 @@ class QuestionsReport(KindReport):
         return verdict(data["conditions"], data["tests"])
 
     def cautions(self, data: Json) -> list[str]:
-        return cautions(data)
+        return [each for each in (fit_warning(data), few_documents(data)) if each is not None]
 
     def remarks(self, data: Json) -> list[str]:
         ancestry = ancestry_sentence(data)
-        return [*cautions(data), *([] if ancestry is None else [ancestry])]
+        return [*self.cautions(data), *([] if ancestry is None else [ancestry])]
 
     def first_screen(self, data: Json) -> FirstScreen:
         return FirstScreen(
@@ -124,7 +124,6 @@ class QuestionsReport(KindReport):
         return {"conditions": Table(("condition", *LOGGED), rows)}
 
     def swept(self, data: Json) -> dict[str, float | None]:
-        """The mapped cache's numbers with their intervals, source and ceiling, and p against the source."""
         conditions, mapped = data["conditions"], data["conditions"]["mapped"]
         found: dict[str, float | None] = {}
         for key in SWEPT:
@@ -173,7 +172,6 @@ class QuestionsReport(KindReport):
         return [verdict(data["conditions"], {"mapped_vs_source": test}) for data, test in tests]
 
     def beside(self, runs: Mapping[str, Json], figure: str) -> str:
-        """A row for each run, and what all are measured against."""
         several = {label: results["data"] for label, results in runs.items()}
         rows = []
         for (label, data), test in zip(several.items(), _corrected(list(several.values())), strict=True):
@@ -217,8 +215,9 @@ def against(data: Json) -> list[str]:
     """What a reader who believes the verdict should know of the numbers behind it."""
     found = []
     test = data["tests"].get("mapped_vs_ceiling", {})
-    said = [in_accuracy(test)] if accuracy_outcome(test) == "worse" else []
-    said += [in_nats(test, " nats per token")] if nats_outcome(test) == "worse" else []
+    accuracy, nats = outcomes(test)
+    said = [in_accuracy(test)] if accuracy == "worse" else []
+    said += [in_nats(test, " nats per token")] if nats == "worse" else []
     if said:
         found.append(f"It does not reach the target's own prefill: {'; '.join(said)}.")
     measure, sign = ("nats", -1) if data["conditions"]["mapped"]["accuracy"] is None else ("accuracy", 1)
@@ -338,7 +337,7 @@ def terminal_table(title: str, rows: Sequence[tuple[str, Json, str]], caption: S
         test = data["tests"].get(f"{condition}_vs_source", {})
         bold = "bold" if condition == "mapped" else ""
         styles |= {(place, n): bold for n in range(len(TERMINAL))}
-        for n, outcome in enumerate((accuracy_outcome(test), nats_outcome(test)), len(TERMINAL) - 2):
+        for n, outcome in enumerate(outcomes(test), len(TERMINAL) - 2):
             styles[place, n] = f"{bold} {STYLES.get(outcome or '', '')}".strip()
     cells = [(label, *_cells(data, condition, in_accuracy)) for label, data, condition in rows]
     whole = range(1, len(TERMINAL))

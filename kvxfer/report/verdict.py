@@ -41,18 +41,15 @@ class Verdict:
         return Verdict(self.kind, head, f"{sentence} {more}".rstrip())
 
 
-def accuracy_outcome(test: Mapping[str, Any]) -> Outcome | None:
-    """Outcome of a test row in accuracy; None when it has none."""
-    if test.get("accuracy_p") is None:
-        return None
-    return outcome(test["accuracy_p"], test["accuracy_difference"], test["accuracy_ci"], higher_is_better=True)
+def outcomes(test: Mapping[str, Any]) -> tuple[Outcome | None, Outcome | None]:
+    """Outcomes of a test row in accuracy and in nats per token, where less is better; None for what it has not."""
+    return _outcome(test, "accuracy", higher_is_better=True), _outcome(test, "nll", higher_is_better=False)
 
 
-def nats_outcome(test: Mapping[str, Any]) -> Outcome | None:
-    """Outcome of a test row in nats per token, where less is better; None when it has none."""
-    if test.get("nll_p") is None:
+def _outcome(test: Mapping[str, Any], key: str, higher_is_better: bool) -> Outcome | None:
+    if test.get(f"{key}_p") is None:
         return None
-    return outcome(test["nll_p"], test["nll_difference"], test["nll_ci"], higher_is_better=False)
+    return outcome(test[f"{key}_p"], test[f"{key}_difference"], test[f"{key}_ci"], higher_is_better)
 
 
 def _kind(accuracy: Outcome | None, nats: Outcome | None) -> Kind:
@@ -95,7 +92,7 @@ def verdict(
 ) -> Verdict:
     """The sentence about the mapped cache against the source, in accuracy and in nats where there are both."""
     test = tests.get("mapped_vs_source", {})
-    accuracy, nats = accuracy_outcome(test), nats_outcome(test)
+    accuracy, nats = outcomes(test)
     head = _head(subject, accuracy, nats)
     parts = []
     if accuracy is not None:
@@ -111,8 +108,7 @@ def beats_ancestor(data: Mapping[str, Any]) -> bool:
     """Whether a pruned pair shows what it must show first; any other pair does."""
     if not data.get("ancestry") or (test := data["tests"].get("mapped_vs_ancestor_copy")) is None:
         return True
-    outcomes = {accuracy_outcome(test), nats_outcome(test)} - {None}
-    return "better" in outcomes and "worse" not in outcomes
+    return "better" in (found := outcomes(test)) and "worse" not in found
 
 
 def ancestry_sentence(data: Mapping[str, Any]) -> str | None:
@@ -148,11 +144,6 @@ def fit_warning(data: Mapping[str, Any]) -> str | None:
         f"On this text layer {worst['layer']}'s {worst['kind']} have {here}; where the map was fitted it was "
         f"{number(worst['recorded'], 2)}{others}: the map is damaged, or this text is far from its calibration."
     )
-
-
-def cautions(data: Mapping[str, Any]) -> list[str]:
-    """What a reader of the verdict must be warned of."""
-    return [each for each in (fit_warning(data), few_documents(data)) if each is not None]
 
 
 def few_documents(data: Mapping[str, Any]) -> str | None:

@@ -22,7 +22,6 @@ class Benchmarks(BenchmarksSpec, Evaluation):
     """``eval=lm_eval``: what it measures."""
 
     def measure(self, subject: Subject) -> dict[str, Any]:
-        """All tasks under every condition."""
         pair = subject.pair
         with tempfile.TemporaryDirectory(prefix="kvxfer-tasks-") as scratch:
             folders = [] if self.folder is None else [self.folder]

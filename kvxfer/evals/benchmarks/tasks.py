@@ -215,7 +215,13 @@ def write_toy_tasks(folder: Path, tokenizer: Any, length: int) -> None:
     for name, task in _TASKS.items():
         questions = _questions(name, length)
         for question in questions:
-            _check_words(f"{question['context']} {question['answer']} .", tokenizer)
+            text = f"{question['context']} {question['answer']} ."
+            ids = tokenizer.encode(text, add_special_tokens=False)
+            if len(ids) != len(text.split()) or tokenizer.decode(ids) != text:
+                raise KvxferError(
+                    f"eval.tasks={list(TOY_TASKS)} ask about the toy world, whose words the pair's tokenizer does not "
+                    "know one by one; name published tasks, as eval.tasks=[arc_easy]"
+                )
         data = folder / f"{name}.jsonl"
         data.write_text("".join(json.dumps(question) + "\n" for question in questions), encoding="utf-8")
         files = {"data_files": {"test": str(data)}, "cache_dir": str(folder / "cache")}
@@ -240,12 +246,3 @@ def _questions(name: str, length: int) -> list[dict[str, Any]]:
         for story in stories
         for question in story.questions[:QUESTIONS]
     ]
-
-
-def _check_words(text: str, tokenizer: Any) -> None:
-    ids = tokenizer.encode(text, add_special_tokens=False)
-    if len(ids) != len(text.split()) or tokenizer.decode(ids) != text:
-        raise KvxferError(
-            f"eval.tasks={list(TOY_TASKS)} ask about the toy world, whose words the pair's tokenizer does not know one "
-            "by one; name published tasks, as eval.tasks=[arc_easy]"
-        )

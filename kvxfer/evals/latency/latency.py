@@ -135,7 +135,6 @@ class Latency(LatencySpec, Evaluation):
     """``eval=latency``: what it measures."""
 
     def measure(self, subject: Subject) -> dict[str, Any]:
-        """Times of every length and batch, the map's loading, the machine's peaks, and what follows from them."""
         _require_scalable(subject)
         pair, target = subject.pair, subject.pair.target
         lengths, batches = sorted(set(self.lengths)), sorted(set(self.batch_sizes))
@@ -167,7 +166,7 @@ class Latency(LatencySpec, Evaluation):
             "load": {**spread(load), "bytes": subject.cache_map.bytes * more["target"]},
             "fit_seconds": self.fit_seconds or subject.fit_seconds,
             "points": points,
-            "break_even": [_break_evens(points, batch) for batch in batches],
+            "break_even": [_break_even([point for point in points if point["batch"] == batch]) for batch in batches],
         }
 
     def _clock(self, transfer: Transfer, length: int, batch: int, advance: Callable[[int], None]) -> Clocked:
@@ -274,10 +273,8 @@ def _roofs(subject: Subject, length: int, batch: int, medians: Data, about: Data
     return found
 
 
-def _break_evens(points: list[dict[str, Any]], batch: int) -> dict[str, Any]:
-    mine = [point for point in points if point["batch"] == batch]
-    lengths = [point["length"] for point in mine]
-    found: dict[str, Any] = {"batch": batch, "up_to": lengths[-1]}
-    for way in ("warm", "loaded", "cold"):
-        found[way] = break_even(lengths, [point[way]["saving"] for point in mine])
-    return found
+def _break_even(points: list[dict[str, Any]]) -> dict[str, Any]:
+    lengths = [point["length"] for point in points]
+    ways = ("warm", "loaded", "cold")
+    found = {way: break_even(lengths, [point[way]["saving"] for point in points]) for way in ways}
+    return {"batch": points[0]["batch"], "up_to": lengths[-1], **found}
