@@ -5,7 +5,7 @@ So lengths are paired: does a map hold at prefixes longer than the rows it was c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,9 +14,9 @@ import torch
 from jaxtyping import Float
 
 from kvxfer.errors import KvxferError
-from kvxfer.evals.conditions import Prepared, prefix_conditions
+from kvxfer.evals.conditions import prefix_conditions
 from kvxfer.evals.evaluation import Evaluation, Subject
-from kvxfer.evals.items import Batch, Item
+from kvxfer.evals.items import Batch, Item, equal_lengths
 from kvxfer.evals.scoring import evaluate_items
 from kvxfer.evals.specs import PerplexitySpec
 from kvxfer.evals.statistics import outcome, paired_difference, ratio_difference, summarise
@@ -184,18 +184,11 @@ class Perplexity(PerplexitySpec, Evaluation):
         return None
 
     def _point(self, subject: Subject, name: str, prefix: int, items: list[Item]) -> dict[str, Any]:
-        def conditions(batch: Batch) -> dict[str, Prepared]:
-            return prefix_conditions(subject.transfer, batch.prompt)
-
-        rows = max(1, self.batch_tokens // (prefix + self.scored))
+        parts = equal_lengths(items, max(1, self.batch_tokens // (prefix + self.scored)), lambda item: len(item.prompt))
+        prompts = [(part, torch.tensor([item.prompt for item in part])) for part in parts]
+        batches = [Batch(part, prompt, prefix, prompt) for part, prompt in prompts]
         with progress(f"perplexity {name} {prefix}", len(items), "rows") as advance:
-            records = list(evaluate_items(list(_batches(items, rows)), conditions, None, advance).values())
+            found = evaluate_items(batches, lambda b: prefix_conditions(subject.transfer, b.prompt), None, advance)
+        records = list(found.values())
         summary = {key: value for key, value in summarise(records).items() if key in ("conditions", "tests")}
         return {"domain": name, "prefix": prefix, **summary, "items": records}
-
-
-def _batches(items: list[Item], rows: int) -> Iterator[Batch]:
-    for start in range(0, len(items), rows):
-        part = items[start : start + rows]
-        prompts = torch.tensor([item.prompt for item in part])
-        yield Batch(part, prompts, part[0].context, prompts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -214,19 +215,17 @@ def _remarks(part: Json) -> list[str]:
 def _compared(results: Json) -> dict[str, str]:
     """Which models, which map, which text: what a reader needs before any number."""
     pair, fitted, plan = results["pair"], results["map"], results["provenance"]["plan"]
-    found = {f"{side.capitalize()} (the {size} model)": _model(pair, side) for side, size in SIDES.items()}
+    found = {}
+    for side, size in SIDES.items():
+        model = pair[side]
+        # One that was read from a folder has its digest for a name.
+        name = model.get("model") or f"{side} of pair “{pair['name']}”, sha256 {str(model.get('sha256'))[:12]}"
+        found[f"{side.capitalize()} (the {size} model)"] = f"{name}: {model['geometry']['layers']} layers"
     reads = DESIGNS.get(fitted["features"], "see its configuration")
     found["Map"] = f"{fitted['solver']}, design “{fitted['features']}”: {reads}"
     found["Its cost"] = f"{percent(fitted['share_of_prefill_flops'])} of the target's prefill FLOPs per token"
     exact = f"the first {plan['exact_first']}, the last {plan['hold_back']}"
     return {**found, "Tokens that the target computes itself": exact}
-
-
-def _model(pair: Json, side: str) -> str:
-    """A model's name and size; one that was read from a folder has its digest for a name."""
-    model = pair[side]
-    name = model.get("model") or f"{side} of pair “{pair['name']}”, sha256 {str(model.get('sha256'))[:12]}"
-    return f"{name}: {model['geometry']['layers']} layers"
 
 
 def _tasks_table(tasks: Sequence[Json]) -> Table:
@@ -236,9 +235,7 @@ def _tasks_table(tasks: Sequence[Json]) -> Table:
         ("Task", itemgetter("task")),
         ("Evaluation", itemgetter("part")),
         ("Items", lambda task: f"{task['n']:,}"),
-        ("Ceiling", lambda task: percent(task["ceiling"])),
-        ("Source", lambda task: percent(task["source"])),
-        ("Mapped", lambda task: percent(task["mapped"])),
+        *((name.capitalize(), lambda task, name=name: percent(task[name])) for name in ("ceiling", "source", "mapped")),
         ("Retention [95 %]", lambda task: percent_in(task, "retention")),
         ("Source's retention", lambda task: percent(task["source_retention"])),
     )
@@ -247,15 +244,9 @@ def _tasks_table(tasks: Sequence[Json]) -> Table:
 def _part(part: Json) -> str:
     """One evaluation in full: its verdict, then its own sections one level down."""
     own = REPORTS[part["kind"]].sections(part["results"]["data"])
+    own = re.sub(r"^##", "###", own, flags=re.MULTILINE).replace("](figures/", f"](figures/{part['name']}/")
     said = page.lead(part["verdict"]["sentence"], _remarks(part))
-    lines = [_inside(line, part["name"]) for line in own.splitlines()]
-    return "\n".join([f"## {plain_text(_title(part))}", "", said, "", *lines])
-
-
-def _inside(line: str, name: str) -> str:
-    """A part's line in the whole report: headings one level down, figures in the part's own folder."""
-    demoted = f"#{line}" if line.startswith("##") else line
-    return demoted.replace("](figures/", f"](figures/{name}/")
+    return f"## {plain_text(_title(part))}\n\n{said}\n\n{own}"
 
 
 def retention_figure(rows: Sequence[Json], path: Path | str) -> None:
