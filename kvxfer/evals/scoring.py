@@ -116,10 +116,10 @@ def evaluate_items(
         for name in (*OWN, *HANDED, *PRUNED):
             if name in prepared:
                 add_scores(records, name, prepared[name], batch.items, stop)
-                continue
-            for item in batch.items if baselines is not None else []:
-                for measure, known in baselines[item.id].items():
-                    if isinstance(known, dict) and name in known:
-                        records[item.id][measure][name] = known[name]
+            elif baselines is not None:
+                for item in batch.items:
+                    for measure, scores in baselines[item.id].items():
+                        if isinstance(scores, dict) and name in scores:
+                            records[item.id][measure][name] = scores[name]
         advance(len(batch.items))
     return records

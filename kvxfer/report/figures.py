@@ -264,8 +264,8 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
             for place, low, high in known:
                 axes.plot([place, place], [low, high], color=colour, linewidth=1.6, alpha=0.75, zorder=3)
         elif known:
-            at, low, high = zip(*known, strict=True)
-            axes.fill_between(at, low, high, color=colour, alpha=0.18, linewidth=0, zorder=2)
+            at, lows, highs = zip(*known, strict=True)
+            axes.fill_between(at, lows, highs, color=colour, alpha=0.18, linewidth=0, zorder=2)
     if panel.zero is not None:
         axes.axhline(0, color=COLOURS["ceiling"], linewidth=1.2, linestyle=(0, (5, 3)), zorder=1)
         label(axes, panel.zero, (1, 0), (3, 0), ("axes fraction", "data"), va="center", color=COLOURS["ceiling"])

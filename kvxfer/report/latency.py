@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 
@@ -290,7 +291,13 @@ def _panel(axes: Axes, points: Sequence[Json]) -> None:
             axes.bar(left, shares, NARROW, bottom=below, color=colour, label=NAMES[step], zorder=2)
         below = [a + b for a, b in zip(below, shares, strict=True)]
     source = [point["source"]["median"] / whole for point, whole in zip(points, prefill, strict=True)]
-    look = {"facecolor": "none", "edgecolor": COLOURS["source"], "linewidth": 1.2, "hatch": "////", "zorder": 2}
+    look: dict[str, Any] = {
+        "facecolor": "none",
+        "edgecolor": COLOURS["source"],
+        "linewidth": 1.2,
+        "hatch": "////",
+        "zorder": 2,
+    }
     axes.bar(left, source, NARROW, bottom=below, label="Source's prefill (cold)", **look)
     axes.bar(right, [1.0] * len(points), NARROW, color=COLOURS["ceiling"], label="Target's own prefill", zorder=2)
     axes.axhline(1.0, color=INK, linewidth=0.9, linestyle=(0, (4, 3)), zorder=3)
