@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,7 @@ class GridSweeper(BasicSweeper):
     def _composed(self, grid: list[list[str]]) -> list[Job]:
         """All jobs, or one error that names the first bad one."""
         swept = [column for column in range(len(grid[0])) if len({overrides[column] for overrides in grid}) > 1]
-        composer = Composer(self.loader, self.base)
+        composer = Composer(self.loader, partial(self.loader.load_sweep_config, self.base))
         jobs: list[Job] = []
         wrong: list[str] = []
         for number, overrides in enumerate(grid):

@@ -11,13 +11,35 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hydra import compose
+from hydra.core.global_hydra import GlobalHydra
 from launching import PNG, command, launched  # noqa: F401  (two fixtures)
 from matplotlib.figure import Figure
 
+from kvxfer.experiment.sweeps.composing import Composer
 from kvxfer.models.pair import ModelSpec, Pair, PairSpec, load_pair
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _compose_options_once() -> Iterator[None]:
+    """Hundreds of small runs differ in values alone: their options are read once, as those of a grid's jobs are."""
+    composers: dict[tuple[str, str], Composer] = {}
+
+    def remembered(stage: str, overrides: list[str]) -> Any:
+        loader = GlobalHydra.instance().config_loader()
+        place = stage, str(loader.get_search_path())
+        if place not in composers:
+            composers[place] = Composer(loader, partial(compose, stage))
+        return composers[place].compose(overrides)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kvxfer.experiment.config.hydra_compose", remembered)
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -173,30 +173,39 @@ def _paired_t(differences: Float[np.ndarray, " documents"]) -> float:
     return float(stats.ttest_1samp(differences, 0.0).pvalue)
 
 
+def paired_test(
+    a: Shaped[np.ndarray, " items"],
+    b: Shaped[np.ndarray, " items"],
+    documents: Sequence[str],
+    weights: Shaped[np.ndarray, " items"] | None = None,
+) -> tuple[float, float]:
+    """Sum(a - b) / sum(weights) over the same items, and the p of a paired t-test of the documents' means.
+
+    Weights are 1 per item unless given: tokens where a and b are sums over tokens.
+    """
+    require_items(len(a))
+    delta = np.asarray(a, dtype=np.float64) - np.asarray(b, dtype=np.float64)
+    counts = np.ones(len(delta)) if weights is None else np.asarray(weights, dtype=np.float64)
+    sums, sizes = _document_sums([delta, counts], documents)
+    return float(delta.sum() / counts.sum()), _paired_t(sums / sizes) if len(set(documents)) > 1 else 1.0
+
+
 def paired_difference(
     a: Shaped[np.ndarray, " items"],
     b: Shaped[np.ndarray, " items"],
     documents: Sequence[str],
     weights: Shaped[np.ndarray, " items"] | None = None,
 ) -> dict[str, float | int]:
-    """Mean of a minus mean of b over the same items, with a paired test and interval over documents.
-
-    ``difference`` is sum(a - b) / sum(weights) (weights: 1 per item, or tokens when a and b are sums over tokens),
-    ``ci_low`` and ``ci_high`` its 95 % bootstrap interval, ``t_p`` the p of a paired t-test of the documents' means.
-    """
-    require_items(len(a))
-    delta = np.asarray(a, dtype=np.float64) - np.asarray(b, dtype=np.float64)
-    counts = np.ones(len(delta)) if weights is None else np.asarray(weights, dtype=np.float64)
-    low, high = mean_interval(delta, documents, counts)
-    count = len(set(documents))
-    sums, sizes = _document_sums([delta, counts], documents)
+    """The ``difference`` and ``t_p`` of :func:`paired_test`, with the 95 % interval of a bootstrap over documents."""
+    difference, p = paired_test(a, b, documents, weights)
+    low, high = mean_interval(np.asarray(a, dtype=np.float64) - np.asarray(b, dtype=np.float64), documents, weights)
     return {
-        "difference": float(delta.sum() / counts.sum()),
+        "difference": difference,
         "ci_low": low,
         "ci_high": high,
-        "t_p": _paired_t(sums / sizes) if count > 1 else 1.0,
-        "n_items": len(delta),
-        "n_documents": count,
+        "t_p": p,
+        "n_items": len(a),
+        "n_documents": len(set(documents)),
     }
 
 

@@ -236,8 +236,13 @@ def test_summarise_agrees_with_plain_sums():
         low, high = mapped[f"{key}_ci"]
         assert low <= mapped[key] <= high
     assert summary["chance"] == pytest.approx(0.2)
+    documents = [item["document"] for item in items]
+    surprise, scored = (
+        np.array(column) for column in zip(*((i["nats"]["mapped"], i["tokens"]) for i in items), strict=True)
+    )
+    assert mapped["nats_ci"] == list(mean_interval(surprise, documents, scored))
     above, best = (np.array([item["correct"][c] - 0.2 for item in items]) for c in ("mapped", "ceiling"))
-    normalised = ratio_interval(above, best, [item["document"] for item in items])
+    normalised = ratio_interval(above, best, documents)
     assert mapped["retention_floor_normalised_ci"] == pytest.approx(normalised)
     where = [item["correct"]["mapped"] for item in items if item["kind"] == "where"]
     assert summary["by_kind"]["where"]["mapped"] == pytest.approx(sum(where) / len(where))

@@ -48,9 +48,17 @@ def kept_splits(features: Any, **options: Any) -> tuple[Splits, Splits]:
     return tuple(make_splits(make_samples(features, kept=kept, **options)) for kept in (KEPT_OF, None))  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize("solver", [Ridge, Weighted])
-@pytest.mark.parametrize("name", ["same", "previous", "embedding"])
-@pytest.mark.parametrize("options", [{"k": 1}, {"k": 1, "selection": "separate"}, {"k": 2, "method": "greedy"}])
+@pytest.mark.parametrize(
+    ("solver", "name", "options"),
+    [
+        (Ridge, "same", {"k": 1}),
+        (Weighted, "previous", {"k": 1}),
+        (Ridge, "embedding", {"k": 1, "selection": "separate"}),
+        (Weighted, "same", {"k": 1, "selection": "separate"}),
+        (Ridge, "previous", {"k": 2, "method": "greedy"}),
+        (Weighted, "embedding", {"k": 2, "method": "greedy"}),
+    ],
+)
 def test_solvers_choose_among_the_kept_layers(name: str, options: Any, solver: Any, tmp_path: Path) -> None:
     """What they score and fit there is what they score and fit with all layers kept."""
     some, everything = kept_splits(DESIGNS[name])
@@ -151,9 +159,8 @@ def test_a_killed_run_does_not_choose_again(tiny_pair: Pair, tmp_path: Path, mon
     assert not (path / KEPT).exists()
 
 
-@pytest.mark.parametrize("batch_size", [3, 4])
-def test_shares_keep_the_same_layers_and_merge(batch_size: int, tiny_pair: Pair, tmp_path: Path) -> None:
-    options = {**KEEP, "weights": "attention", "batch_size": batch_size}
+def test_shares_keep_the_same_layers_and_merge(tiny_pair: Pair, tmp_path: Path) -> None:
+    options = {**KEEP, "weights": "attention", "batch_size": 3}
     single = calibrate(make_settings(tiny_pair.spec, tmp_path / "single", calibration=options))
     for index in (1, 0):
         corpus = {"num_shards": 2, "shard_index": index}

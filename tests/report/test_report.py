@@ -23,6 +23,8 @@ from kvxfer.report.schema import validate
 
 pytestmark = pytest.mark.draws
 
+pytestmark = pytest.mark.draws
+
 SHARES = {"ceiling": 0.95, "identity": 0.95, "source": 0.6, "mapped": 0.85, "mapped_all": 0.75}
 
 

@@ -43,7 +43,7 @@ def test_folder_is_a_plain_model_folder(name: str) -> None:
     assert model.config.rope_parameters["rope_theta"] == recipe.rope_theta
 
 
-@pytest.mark.parametrize(("length", "count"), [(SHORT, 150), (FULL, 60)])
+@pytest.mark.parametrize(("length", "count"), [(SHORT, 80), (FULL, 30)])
 def test_models_meet_the_bar(length: str, count: int) -> None:
     lines = measure(FOLDERS, count, [length])
     # so few questions without the story lie further from guessing than a thousand; check.py looks at those

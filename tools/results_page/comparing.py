@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvxfer.evals.statistics import mcnemar_exact, paired_difference
+from kvxfer.evals.statistics import mcnemar_exact, paired_test
 from kvxfer.report.numbers import NOTHING, p_text
 from tools.results_page.data import Baseline, Scores
 
@@ -39,9 +39,9 @@ class Difference:
 
 def difference(first: Scores, second: Scores, baseline: Baseline) -> Difference:
     """Compare two sets of scores of a baseline's items."""
-    nats = paired_difference(first.nats, second.nats, baseline.documents, baseline.tokens)
+    nats, nats_p = paired_test(first.nats, second.nats, baseline.documents, baseline.tokens)
     accuracy = p = None
     if first.correct is not None and second.correct is not None:
         accuracy = float(first.correct.mean() - second.correct.mean())
         p = mcnemar_exact(first.correct, second.correct)
-    return Difference(float(nats["difference"]), float(nats["t_p"]), accuracy, p)
+    return Difference(nats, nats_p, accuracy, p)

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float
 
 from kvxfer.errors import KvxferError
-from kvxfer.evals.statistics import MOST_NATS, holm, paired_difference
+from kvxfer.evals.statistics import MOST_NATS, holm, paired_test
 from kvxfer.report.numbers import NOTHING, number, p_value, percent, perplexity, points, quantity
 from kvxfer.report.table import Table
 from kvxfer.report.wording import condition_name
@@ -203,9 +203,9 @@ def _answers(groups: Sequence[Seeds], bases: Sequence[MapResult], known: Baselin
     for group, base in zip(groups, bases, strict=True):
         if group.right is None or base.scores.correct is None:
             return [[NOTHING] * 2 for _ in groups]
-        found.append(paired_difference(group.right, base.scores.correct, known.documents))
-    corrected = holm([each["t_p"] for each in found])
-    return [[points(each["difference"]), p_value(p)] for each, p in zip(found, corrected, strict=True)]
+        found.append(paired_test(group.right, base.scores.correct, known.documents))
+    corrected = holm([p for _, p in found])
+    return [[points(share), p_value(p)] for (share, _), p in zip(found, corrected, strict=True)]
 
 
 def _cost(one: MapResult) -> list[str]:
