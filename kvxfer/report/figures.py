@@ -76,8 +76,8 @@ def tidy(axes: Axes, grid: Literal["x", "y", "both"] | None = "y", keep: Sequenc
 def label(
     axes: Axes,
     text: str,
-    at: tuple[float, float],
-    shift: tuple[float, float],
+    at: tuple[float | int, float | int],
+    shift: tuple[int, int],
     coords: tuple[str, str] = ("data", "data"),
     pad: float | None = None,
     **look: Any,
@@ -195,7 +195,7 @@ def _side(x: float, other: float) -> str:
     return "right" if x < other else "left"
 
 
-def name_line(axes: Axes, x: float, text: str, colour: str, side: str = "center") -> None:
+def name_line(axes: Axes, x: float | int, text: str, colour: str, side: str = "center") -> None:
     """A vertical line's name above the axes."""
     label(axes, text, (x, 1.0), (0, 3), ("data", "axes fraction"), ha=side, va="bottom", color=colour)
 
