@@ -15,13 +15,12 @@ from scipy import stats
 
 from kvxfer.errors import KvxferError
 from kvxfer.evals.benchmarks import tasks as harness_tasks
-from kvxfer.evals.benchmarks import toy_tasks
 from kvxfer.evals.benchmarks.benchmarks import Benchmarks
-from kvxfer.evals.benchmarks.tasks import TOY_TASKS, write_toy_tasks
+from kvxfer.evals.benchmarks.tasks import write_toy_tasks
 from kvxfer.evals.conditions import Prepared
 from kvxfer.evals.items import toy_items
 from kvxfer.evals.scoring import score
-from kvxfer.evals.specs import harness_version
+from kvxfer.evals.specs import TOY_TASKS, harness_version
 from kvxfer.evals.statistics import holm, summarise_scores
 from kvxfer.experiment.identity import identity
 from kvxfer.report.full import measured
@@ -85,7 +84,7 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def few_stories() -> Iterator[None]:
     """Enough for what is asked here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(toy_tasks, "STORIES", dict.fromkeys(TOY_TASKS, 3))
+        patch.setattr(harness_tasks, "STORIES", dict.fromkeys(TOY_TASKS, 3))
         yield
 
 
