@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from operator import itemgetter
 from pathlib import Path
 
@@ -46,7 +46,10 @@ class BenchmarksReport(KindReport):
         if left_out := [each["name"] for each in single if each["name"] not in counted]:
             sentence += f", without {' and '.join(left_out)}, whose answers are not simply right or wrong"
         if len(single) > 1:
-            sentence += f"; by benchmark, corrected for their number (Holm): {_listed(by_task)}"
+            words = {"better": "better on", "worse": "worse on", "none": "no difference shown on"}
+            groups = {said: [name for name, found in by_task.items() if found == key] for key, said in words.items()}
+            listed = ", ".join(f"{said} {' and '.join(names)}" for said, names in groups.items() if names)
+            sentence += f"; by benchmark, corrected for their number (Holm): {listed}"
         return Verdict(kind, head, f"{sentence}.")
 
     def first_screen(self, data: Json) -> FirstScreen:
@@ -104,7 +107,23 @@ class BenchmarksReport(KindReport):
         return {b["name"]: [item(sample, b["binary"]) for sample in b["samples"]] for b in data["benchmarks"]}
 
     def figures(self, data: Json, folder: Path) -> None:
-        benchmarks_figure(data["benchmarks"], folder / FIGURE)
+        """A group of four rows for every benchmark, each a dot with its 95 % interval; chance is a dotted mark."""
+        benchmarks = data["benchmarks"]
+        with canvas(folder / FIGURE, (8.2, 0.95 * len(benchmarks) + 1.5)) as figure:
+            axes = figure.subplots()
+            for y, each in enumerate(benchmarks):
+                _group(axes, y, each)
+            axes.set_yticks(range(len(benchmarks)), [each["name"] for each in benchmarks])
+            axes.set_ylim(len(benchmarks) - 0.45, -0.55)
+            axes.set_xlim(0, 1.1)
+            axes.set_xticks(*SHARES)
+            axes.set_xlabel("score, 95 % interval; dotted: chance")
+            tidy(axes, "x")
+            for y in range(1, len(benchmarks)):
+                axes.axhline(y - 0.5, color=LINE, linewidth=0.8)
+            shown = [(condition_name(name), COLOURS.get(name, CONTROL)) for name in _SHOWN]
+            handles = [axes.plot([], [], "o", color=colour, label=name)[0] for name, colour in shown]
+            figure.legend(handles=handles, loc="outside upper center", ncols=2, frameon=False, fontsize=9)
 
 
 def _outcome(test: Json) -> Outcome:
@@ -114,12 +133,6 @@ def _outcome(test: Json) -> Outcome:
 
 def _test_name(test: Json) -> str:
     return "exact McNemar" if test["test"] == "mcnemar" else "paired t"
-
-
-def _listed(by_task: Mapping[str, Outcome]) -> str:
-    words = {"better": "better on", "worse": "worse on", "none": "no difference shown on"}
-    groups = {said: [name for name, found in by_task.items() if found == key] for key, said in words.items()}
-    return ", ".join(f"{said} {' and '.join(names)}" for said, names in groups.items() if names)
 
 
 def _benchmarks(data: Json) -> list[Json]:
@@ -181,25 +194,6 @@ def _versions(versions: Json) -> str:
     distinct: Sequence[str] = sorted({str(value) for value in versions.values()})
     count = f" ({len(versions)} tasks)" if len(versions) > 1 else ""
     return ", ".join(distinct) + count
-
-
-def benchmarks_figure(benchmarks: Sequence[Json], path: Path | str) -> None:
-    """A group of four rows for every benchmark, each a dot with its 95 % interval; chance is a dotted mark, as PNG."""
-    with canvas(path, (8.2, 0.95 * len(benchmarks) + 1.5)) as figure:
-        axes = figure.subplots()
-        for y, each in enumerate(benchmarks):
-            _group(axes, y, each)
-        axes.set_yticks(range(len(benchmarks)), [each["name"] for each in benchmarks])
-        axes.set_ylim(len(benchmarks) - 0.45, -0.55)
-        axes.set_xlim(0, 1.1)
-        axes.set_xticks(*SHARES)
-        axes.set_xlabel("score, 95 % interval; dotted: chance")
-        tidy(axes, "x")
-        for y in range(1, len(benchmarks)):
-            axes.axhline(y - 0.5, color=LINE, linewidth=0.8)
-        shown = [(condition_name(name), COLOURS.get(name, CONTROL)) for name in _SHOWN]
-        handles = [axes.plot([], [], "o", color=colour, label=name)[0] for name, colour in shown]
-        figure.legend(handles=handles, loc="outside upper center", ncols=2, frameon=False, fontsize=9)
 
 
 def _group(axes: Axes, y: int, benchmark: Json) -> None:

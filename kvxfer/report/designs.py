@@ -79,19 +79,16 @@ def render(results: Results) -> str:
         best=best,
         lead=lead(report.verdict(chosen["data"]).sentence, report.remarks(chosen["data"])),
     )
-    said = [results["verdict"]["sentence"], *_remarks(designs, best)]
+    few = few_documents(chosen["data"])
+    warned = {name: fit_warning(each["data"]) for name, each in designs.items()}
+    said = [results["verdict"]["sentence"], *([] if few is None else [few])]
+    said += (f"Design `{name}`: {warning}" for name, warning in warned.items() if warning)
     rows = [(condition_name(name), chosen["data"], name) for name in ("ceiling", "source")]
     rows += [(f"Mapped, {name}", each["data"], "mapped") for name, each in designs.items()]
     found = [*against(chosen["data"]), *_strict(chosen["data"], len(designs))]
     first = FirstScreen(narrow_table(rows), FIGURE, "All designs with 95 % intervals", found).markdown(said)
     sections = [own, report.sections(chosen["data"]), about_map(chosen), provenance(chosen)]
     return document(results["title"], first, sections)
-
-
-def _remarks(designs: Mapping[str, Results], best: str) -> list[str]:
-    few = few_documents(designs[best]["data"])
-    warned = {name: fit_warning(results["data"]) for name, results in designs.items()}
-    return [*([] if few is None else [few]), *(f"Design `{name}`: {said}" for name, said in warned.items() if said)]
 
 
 def _strict(data: Results, count: int) -> list[str]:

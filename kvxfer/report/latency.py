@@ -119,7 +119,28 @@ class LatencyReport(KindReport):
         return found
 
     def figures(self, data: Json, folder: Path) -> None:
-        latency_figure(data, folder / FIGURE)
+        """Stacked parts of the handoff (left bar of each length) and the target's own prefill (right), as shares of it.
+
+        The source's prefill stands in outline on top of the handoff: what counts besides when nothing has run yet. One
+        panel per batch size, the smallest three.
+        """
+        batches = sorted({point["batch"] for point in data["points"]})[:MOST_BATCHES]
+        panels = {batch: [point for point in data["points"] if point["batch"] == batch] for batch in batches}
+        most = max(len(points) for points in panels.values())
+        width = max(1.45 * most, 3.6) * len(panels) + 2.1
+        with canvas(folder / FIGURE, (min(width, 16.0), 4.3)) as figure:
+            all_axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+            for axes, (batch, points) in zip(all_axes, panels.items(), strict=True):
+                _panel(axes, points)
+                if len(panels) > 1:
+                    axes.set_title(f"batches of {batch}", loc="left", fontweight="bold")
+            all_axes[0].set_ylabel("share of the target's own prefill")
+            handles, labels = all_axes[0].get_legend_handles_labels()
+            # From top to bottom as they are stacked.
+            figure.legend(handles[::-1], labels[::-1], loc="outside right upper", frameon=False, fontsize=9)
+            notes = [text for text, told in (("random weights", data["random"]), ("scaled", data["scaled"])) if told]
+            below = "tokens of the prompt, and the target's own prefill" + (f"  ({', '.join(notes)})" if notes else "")
+            figure.supxlabel(below, fontsize=9, color=MUTED)
 
 
 def outcome(row: Json) -> int:
@@ -251,31 +272,6 @@ def _roofs_table(data: Json) -> Table:
         ("Measured (ms)", lambda row: milliseconds(row["measured"])),
         ("Of the roof", lambda row: percent(row["fraction"])),
     )
-
-
-def latency_figure(data: Json, path: Path | str) -> None:
-    """Stacked parts of the handoff (left bar of each length) and the target's own prefill (right), as shares of it.
-
-    The source's prefill stands in outline on top of the handoff: what counts besides when nothing has run yet. One
-    panel per batch size, the smallest three.
-    """
-    batches = sorted({point["batch"] for point in data["points"]})[:MOST_BATCHES]
-    panels = {batch: [point for point in data["points"] if point["batch"] == batch] for batch in batches}
-    most = max(len(points) for points in panels.values())
-    width = max(1.45 * most, 3.6) * len(panels) + 2.1
-    with canvas(path, (min(width, 16.0), 4.3)) as figure:
-        all_axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-        for axes, (batch, points) in zip(all_axes, panels.items(), strict=True):
-            _panel(axes, points)
-            if len(panels) > 1:
-                axes.set_title(f"batches of {batch}", loc="left", fontweight="bold")
-        all_axes[0].set_ylabel("share of the target's own prefill")
-        handles, labels = all_axes[0].get_legend_handles_labels()
-        # From top to bottom as they are stacked.
-        figure.legend(handles[::-1], labels[::-1], loc="outside right upper", frameon=False, fontsize=9)
-        notes = [text for text, told in (("random weights", data["random"]), ("scaled", data["scaled"])) if told]
-        below = "tokens of the prompt, and the target's own prefill" + (f"  ({', '.join(notes)})" if notes else "")
-        figure.supxlabel(below, fontsize=9, color=MUTED)
 
 
 def _panel(axes: Axes, points: Sequence[Json]) -> None:

@@ -87,7 +87,32 @@ class PerplexityReport(KindReport):
         return found
 
     def figures(self, data: Json, folder: Path) -> None:
-        lengths_figure(data, folder / FIGURE)
+        """Gap recovered (left) and perplexity (right) against the prefix's length, with 95 % intervals, as PNG."""
+        with canvas(folder / FIGURE, (9.6, 3.9)) as figure:
+            left, right = figure.subplots(1, 2)
+            for n, domain in enumerate(data["domains"]):
+                colour = DOMAIN_COLOURS[n % len(DOMAIN_COLOURS)]
+                points = by_length(data["points"], domain["domain"])
+                _shares(left, points, colour, domain["domain"])
+                _levels(right, points, colour, named=n == 0)
+            left.axhline(0, color=COLOURS["source"], linewidth=1.3, linestyle=(0, (5, 3)))
+            left.axhline(1, color=COLOURS["ceiling"], linewidth=1.1, linestyle=":")
+            for y, text, colour in ((0.0, "source alone", COLOURS["source"]), (1.0, "ceiling", COLOURS["ceiling"])):
+                look: dict[str, Any] = {"ha": "right", "va": "bottom", "fontsize": 8.5, "color": colour}
+                label(left, text, (1.0, y), (-2, 2), ("axes fraction", "data"), **look)
+            left.set_ylabel("gap recovered (nats)")
+            left.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %".replace("-", "\N{MINUS SIGN}"))
+            low, high = left.get_ylim()
+            left.set_ylim(max(low, LOWEST - 0.1), min(high, HIGHEST + 0.1))
+            right.set_ylabel("perplexity (lower is better)")
+            low, high = right.dataLim.intervaly
+            if low > 0 and high / low > LOG_FROM:
+                right.set_yscale("log")
+                right.yaxis.set_major_formatter("{x:g}")
+            lengths = sorted({point["prefix"] for point in data["points"]})
+            for axes, loc, columns in ((left, "outside lower left", 5), (right, "outside lower right", 3)):
+                _axis(axes, lengths, data["calibrated_length"])
+                figure.legend(*axes.get_legend_handles_labels(), frameon=False, fontsize=9, ncols=columns, loc=loc)
 
 
 def by_length(points: Sequence[Json], domain: str) -> dict[int, Json]:
@@ -185,35 +210,6 @@ def _cells(test: Json, share: bool) -> tuple[str, str, str]:
         return NOTHING, NOTHING, NOTHING
     found = {"of_difference": test["difference"], "of_ci": (test["ci_low"], test["ci_high"]), "of_p": test["p"]}
     return difference(found, "of", share)
-
-
-def lengths_figure(data: Json, path: Path) -> None:
-    """Gap recovered (left) and perplexity (right) against the prefix's length, with 95 % intervals, as PNG."""
-    with canvas(path, (9.6, 3.9)) as figure:
-        left, right = figure.subplots(1, 2)
-        for n, domain in enumerate(data["domains"]):
-            colour = DOMAIN_COLOURS[n % len(DOMAIN_COLOURS)]
-            points = by_length(data["points"], domain["domain"])
-            _shares(left, points, colour, domain["domain"])
-            _levels(right, points, colour, named=n == 0)
-        left.axhline(0, color=COLOURS["source"], linewidth=1.3, linestyle=(0, (5, 3)))
-        left.axhline(1, color=COLOURS["ceiling"], linewidth=1.1, linestyle=":")
-        for y, text, colour in ((0.0, "source alone", COLOURS["source"]), (1.0, "ceiling", COLOURS["ceiling"])):
-            look: dict[str, Any] = {"ha": "right", "va": "bottom", "fontsize": 8.5, "color": colour}
-            label(left, text, (1.0, y), (-2, 2), ("axes fraction", "data"), **look)
-        left.set_ylabel("gap recovered (nats)")
-        left.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %".replace("-", "\N{MINUS SIGN}"))
-        low, high = left.get_ylim()
-        left.set_ylim(max(low, LOWEST - 0.1), min(high, HIGHEST + 0.1))
-        right.set_ylabel("perplexity (lower is better)")
-        low, high = right.dataLim.intervaly
-        if low > 0 and high / low > LOG_FROM:
-            right.set_yscale("log")
-            right.yaxis.set_major_formatter("{x:g}")
-        lengths = sorted({point["prefix"] for point in data["points"]})
-        for axes, loc, columns in ((left, "outside lower left", 5), (right, "outside lower right", 3)):
-            _axis(axes, lengths, data["calibrated_length"])
-            figure.legend(*axes.get_legend_handles_labels(), frameon=False, fontsize=9, ncols=columns, loc=loc)
 
 
 def _shares(axes: Axes, points: Mapping[int, Json], colour: str, name: str) -> None:

@@ -80,16 +80,10 @@ def _together(verdicts: Sequence[tuple[str, str]]) -> str:
 def _title(run: Evaluated) -> str:
     corpus = run.results["provenance"]["config"].get("corpus") or {}
     text = f", text {corpus['name']}" if "name" in corpus else ""
-    return f"{REPORTS[run.kind].heading} (pair {run.results['pair']['name']}{text}{_machine(run)})"
-
-
-def _machine(run: Evaluated) -> str:
-    """Where a timed evaluation ran."""
-    found = run.results["provenance"]["config"].get("machine")
-    if not found:
-        return ""
-    threads = f", {found['threads']} threads" if "threads" in found else ""
-    return f", on {found.get('name', '?')}{threads}"
+    # Where a timed evaluation ran.
+    if found := run.results["provenance"]["config"].get("machine"):
+        text += f", on {found.get('name', '?')}" + (f", {found['threads']} threads" if "threads" in found else "")
+    return f"{REPORTS[run.kind].heading} (pair {run.results['pair']['name']}{text})"
 
 
 def _runs(runs: Sequence[Evaluated]) -> str:
