@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, make_dataclass
+from functools import cache
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -91,6 +92,7 @@ def _keys(classes: Iterable[type], without: Sequence[str]) -> dict[str, tuple[An
     }
 
 
+@cache
 def derived(*options: tuple[type, ...], without: Sequence[str] = (), bases: tuple[type, ...] = ()) -> type:
     """The schema of a group whose options are given each by the dataclasses that hold its keys.
 
@@ -108,7 +110,16 @@ def derived(*options: tuple[type, ...], without: Sequence[str] = (), bases: tupl
             kind, default = _union([*kinds, NoneType]), None
         make = default if isinstance(default, type) else default.copy if isinstance(default, list) else None
         found.append((name, kind, field(default=default) if make is None else field(default_factory=make)))
-    return make_dataclass(f"{options[0][-1].__name__}Conf", found, bases=bases)
+    return _class(f"{options[0][-1].__name__}Conf", found, bases)
+
+
+def _class(name: str, found: Sequence[tuple[Any, ...]], bases: tuple[type, ...]) -> type:
+    """A dataclass of this module, so that a sweep's worker is sent its name: a copy of it would break the original."""
+    made = make_dataclass(name, found, bases=bases)
+    made.__module__ = __name__
+    assert name not in globals(), name
+    globals()[name] = made
+    return made
 
 
 GROUPS: dict[str, type] = {
@@ -132,7 +143,7 @@ EVALS: dict[str, type] = {kind: derived((cls,), bases=(EvalConf,)) for kind, cls
 
 def _stage(name: str, groups: Sequence[str], more: Sequence[tuple[Any, ...]], *bases: type) -> type:
     found = [(group, GROUPS[group], field(default_factory=GROUPS[group])) for group in groups]
-    return make_dataclass(name, [*found, *more], bases=bases)
+    return _class(name, [*found, *more], bases)
 
 
 _CALIBRATE = _stage("Calibrate", ["pair", "corpus", "calibration", "logger", "paths"], [("force", bool, False)])

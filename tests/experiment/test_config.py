@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import pytest
 from omegaconf import OmegaConf
 
 from kvxfer.errors import KvxferError
+from kvxfer.experiment import schema
 from kvxfer.experiment.config import compose, config_directory, to_settings
 from kvxfer.maps.blocks import DESIGNS
 
@@ -280,3 +283,10 @@ def test_a_changed_design_is_another_design(overrides, name):
     assert settings.solver.features.name == settings.columns()["features"] == name
     if name in DESIGNS:
         assert settings.solver_config == settings_of("train", f"features={name}").solver_config
+
+
+def test_schemas_are_sent_to_workers_by_name() -> None:
+    """A copy, as a pickle of a class without a place holds one, would break the original in the same process."""
+    for group in (schema.SCHEMAS, schema.EVALS, schema.GROUPS):
+        for each in group.values():
+            assert pickle.loads(cloudpickle.dumps(each)) is each
