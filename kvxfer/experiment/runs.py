@@ -26,11 +26,11 @@ from kvxfer.errors import KvxferError
 from kvxfer.files import RECORD, read_json, write_json
 
 VERSIONS = {
-    "calibrate": 2,  # 1: first; 2: query metrics beside the moments
-    "train": 3,  # 1: first; 2: maps may be factored, and are chosen by more dials; 3: λ at α > 0 near the best of ridge
-    "baseline": 1,  # 1: first
-    "evaluate": 2,  # 1: first; 2: the target reads no more than the exact tokens of a mapped prompt
-    "compare": 1,  # 1: first
+    "calibrate": 3,  # 3: what decides an id is said by the settings' fields
+    "train": 4,  # 4: as calibrate
+    "baseline": 2,  # 2: as calibrate
+    "evaluate": 3,  # 3: one form of results for every kind; the condition random_map
+    "compare": 2,  # 2: as evaluate
 }
 """Raised whenever a stage's numbers may change, with a word on why: older runs are then not taken for new ones."""
 

@@ -208,12 +208,18 @@ def noisy(tokens: int) -> Splits:
     return make_splits(replace(samples, y=noise))
 
 
-@EVERY_SOLVER
-@pytest.mark.parametrize("large", [True, False])
+@pytest.mark.parametrize(
+    ("case", "large"),
+    [
+        pytest.param(case, large, id=f"{name}-{'noise' if large else 'clean'}")
+        for number, (name, case) in enumerate(SOLVER_MATRIX.items())
+        # The plain forms meet both; of the others, what one solver meets of a form the next one does not.
+        for large in ((True, False) if name in SOLVERS else (number % 2 == 0,))
+        if case.automatic  # else λ is chosen before something else changes the map
+    ],
+)
 def test_auto_lam_is_the_best_on_the_validation_split(case: Case, large: bool) -> None:
     """Noise wants the largest λ, which the fit split alone would never choose; clean data want a small one."""
-    if not case.automatic:
-        pytest.skip("λ is chosen before something else changes the map")
     features = DESIGNS["both"]
     # what is clean for a solver is what it can express
     clean = {"tokens": 400, "noise": 1e-3, "local": case.solver == "head_local"}
