@@ -26,7 +26,7 @@ from kvxfer.experiment.settings import TrainSettings
 from kvxfer.fitting.random_maps import random_map, with_random_trunks
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import CacheMap
-from kvxfer.models.hf import resolve_device
+from kvxfer.models.hf.load import resolve_device
 from kvxfer.models.kv import KV
 from kvxfer.models.pair import Pair, load_pair, random_pair
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from kvxfer.experiment.config import compose, to_settings
 from kvxfer.experiment.messages import set_up_logging
-from kvxfer.models.hf import load_model
+from kvxfer.models.hf.load import load_model
 from kvxfer.text.corpus import load_rows
 
 FEWEST, MOST = 4, 8

@@ -10,11 +10,11 @@ import torch
 
 from kvxfer.experiment.loggers import LoggerSpec
 from kvxfer.experiment.settings import CalibrateSettings
-from kvxfer.models.hf import LoadedModel
+from kvxfer.models.hf.model import LoadedModel
 from kvxfer.models.kv import KV, LayerTensors
-from kvxfer.models.pair import PairSpec
+from kvxfer.models.spec import PairSpec
 from kvxfer.moments.calibration import CALIBRATION_SPLITS, CalibrationSpec
-from kvxfer.text.corpus import CorpusSpec, RowCounts
+from kvxfer.text.spec import CorpusSpec, RowCounts
 
 ROWS = RowCounts(fit=10, validation=5, held_out=3, evaluation=1)
 LENGTH = 64
@@ -36,14 +36,14 @@ def make_settings(
 
 def remember_prefills(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Make every model read a batch once only; the list that comes back grows by the rows of each call."""
-    known: dict[tuple[int, bytes], KV] = {}
+    known: dict[tuple[int, bytes, bool], KV] = {}
     calls: list[int] = []
     prefill = LoadedModel.prefill
 
-    def remembered(self: LoadedModel, ids: torch.Tensor, past: KV | None = None) -> KV:
-        key = (id(self), ids.numpy().tobytes())
+    def remembered(self: LoadedModel, ids: torch.Tensor, past: KV | None = None, hidden: bool = False) -> KV:
+        key = (id(self), ids.numpy().tobytes(), hidden)
         if key not in known:
-            known[key] = prefill(self, ids, past)
+            known[key] = prefill(self, ids, past, hidden)
         calls.append(len(ids))
         return known[key]
 
@@ -74,8 +74,8 @@ def spoil_prefills(monkeypatch: pytest.MonkeyPatch, model: LoadedModel, row: tor
                     kv.values[-1][index, 1, 30, 5] = value
         return kv
 
-    def spoiled(self: LoadedModel, ids: torch.Tensor, past: KV | None = None) -> KV:
-        return spoil(self, ids, prefill(self, ids, past))
+    def spoiled(self: LoadedModel, ids: torch.Tensor, past: KV | None = None, hidden: bool = False) -> KV:
+        return spoil(self, ids, prefill(self, ids, past, hidden))
 
     def spoiled_queries(self: LoadedModel, ids: torch.Tensor) -> tuple[KV, LayerTensors]:
         kv, found = queries(self, ids)

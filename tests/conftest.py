@@ -22,7 +22,8 @@ from launching import PNG, command, launched  # noqa: F401  (two fixtures)
 from matplotlib.figure import Figure
 
 from kvxfer.experiment.sweeps.composing import Composer
-from kvxfer.models.pair import ModelSpec, Pair, PairSpec, load_pair
+from kvxfer.models.pair import Pair, load_pair
+from kvxfer.models.spec import ModelSpec, PairSpec
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -17,7 +17,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from kvxfer.text.corpus import CorpusSpec
+from kvxfer.text.spec import CorpusSpec
 
 DOCUMENTS, LONGEST = 120, 200
 

@@ -6,9 +6,11 @@ import torch
 from torch import Tensor
 
 from kvxfer.fitting.trained.activations import Activations, ActivationStore
-from kvxfer.models.hf import LoadedModel, read_geometry
+from kvxfer.models.hf.geometry import read_geometry
+from kvxfer.models.hf.model import LoadedModel
 from kvxfer.models.kv import KV
-from kvxfer.models.pair import ModelSpec, Pair, PairSpec
+from kvxfer.models.pair import Pair
+from kvxfer.models.spec import ModelSpec, PairSpec
 from tests.doubles import tiny_model, tiny_tokenizer
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from kvxfer.experiment.loggers import RunLogger
 from kvxfer.fitting.trained.loop import TrainedMap, TrainingRows, fit_network
 from kvxfer.fitting.trained.specs import Corrected, Trained, TrainerSpec
 from kvxfer.maps.artifact import CacheMap
@@ -25,7 +26,7 @@ SPEC = Corrected("corrected", attention=0.0, kl=1.0)
 EXACT = 2
 
 
-class Told:
+class Told(RunLogger):
     """A run's logger that remembers what it is told."""
 
     def __init__(self) -> None:
@@ -33,8 +34,6 @@ class Told:
         self.tables: dict[str, list[dict[str, Any]]] = {}
         self.figures: dict[str, Path] = {}
         self.artifacts: dict[str, tuple[str, list[Path]]] = {}
-
-    def config(self, values: dict[str, Any]) -> None: ...
 
     def metrics(self, values: dict[str, Any], axis: str | None = None) -> None:
         self.numbers.append(values)

@@ -11,7 +11,7 @@ from torch import Tensor
 from kvxfer.handoff.transfer import Transfer
 from kvxfer.maps.plan import Plan
 from kvxfer.models.ancestry import find_ancestry
-from kvxfer.models.hf import LoadedModel
+from kvxfer.models.hf.model import LoadedModel
 from kvxfer.models.kv import KV
 from kvxfer.models.pair import Pair
 

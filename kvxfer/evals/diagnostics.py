@@ -25,7 +25,8 @@ from kvxfer.maps.blocks import KINDS
 from kvxfer.maps.content_errors import MappedErrors
 from kvxfer.models.kv import KV
 from kvxfer.progress import progress
-from kvxfer.text.corpus import CorpusSpec, load_rows
+from kvxfer.text.corpus import load_rows
+from kvxfer.text.spec import CorpusSpec
 
 _Rows = Float[np.ndarray, "rows columns"]
 

@@ -19,7 +19,7 @@ from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import CacheMap
 from kvxfer.maps.plan import Plan
 from kvxfer.models.pair import Pair
-from kvxfer.text.corpus import CorpusSpec
+from kvxfer.text.spec import CorpusSpec
 
 Data = Mapping[str, Any]
 

@@ -11,7 +11,8 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from kvxfer.errors import KvxferError
-from kvxfer.text.corpus import CorpusSpec, load_rows, toy_stories
+from kvxfer.text.corpus import load_rows, toy_stories
+from kvxfer.text.spec import CorpusSpec
 
 
 @dataclass(frozen=True)

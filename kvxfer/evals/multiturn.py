@@ -20,9 +20,10 @@ from kvxfer.evals.specs import DOWN, LARGE, PATTERNS, SMALL, UP, MultiturnSpec
 from kvxfer.evals.statistics import paired_difference, summarise
 from kvxfer.handoff.conversation import Conversation
 from kvxfer.handoff.transfer import Transfer
-from kvxfer.models.hf import LoadedModel
+from kvxfer.models.hf.model import LoadedModel
 from kvxfer.progress import progress
-from kvxfer.text.corpus import CorpusSpec, load_rows, toy_conversations
+from kvxfer.text.corpus import load_rows, toy_conversations
+from kvxfer.text.spec import CorpusSpec
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ from kvxfer.evals.specs import PerplexitySpec
 from kvxfer.evals.statistics import outcome, paired_difference, ratio_difference, summarise
 from kvxfer.progress import progress
 from kvxfer.text import toy
-from kvxfer.text.corpus import CorpusSpec, leading_bos, load_rows
+from kvxfer.text.corpus import leading_bos, load_rows
+from kvxfer.text.spec import CorpusSpec
 
 Ends = dict[int, list[Item]]
 """Items by prefix length: the n-th item of every length is the same row with the same answer."""

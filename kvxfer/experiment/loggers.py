@@ -17,9 +17,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 from kvxfer.errors import KvxferError
+from kvxfer.experiment.runs import Run
 from kvxfer.files import write_json
 
 logger = logging.getLogger("kvxfer")
@@ -54,83 +55,31 @@ class LoggerSpec:
         return max(self.wandb, asked, key=MODES.index) if asked in MODES else self.wandb
 
 
-@runtime_checkable
-class RunLogger(Protocol):
-    """What a stage may tell about itself."""
+class RunLogger:
+    """What a stage tells about itself: in the run's directory always, and to W&B once it is started.
 
-    def config(self, values: dict[str, Any]) -> None:
-        """More settings or facts, known only now; flat keys become columns."""
-
-    def metrics(self, values: dict[str, Any], axis: str | None = None) -> None:
-        """Numbers by name; ``axis`` is the key among them that the others are drawn over (a layer, a step)."""
-
-    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """A whole table; the same name again replaces it."""
-
-    def figure(self, name: str, path: str | Path) -> None:
-        """An image file."""
-
-    def artifact(self, name: str, type: str, paths: Sequence[str | Path], metadata: dict[str, Any]) -> None:
-        """Files and folders that the run produced, with what describes them."""
-
-    def finish(self, status: Status) -> None:
-        """The end: ``finished`` or ``failed``."""
-
-
-@contextmanager
-def open_loggers(
-    spec: LoggerSpec,
-    run_dir: str | Path,
-    run_id: str,
-    stage: str,
-    name: str,
-    config: dict[str, Any],
-    group: str | None = None,
-    tags: Sequence[str] = (),
-) -> Iterator[RunLogger]:
-    """All loggers of one run as one; an exception inside marks the run as failed and goes on.
-
-    Close it before ``run_dir`` moves. ``config`` has flat keys (pair, solver, penalty, rank, features, ...).
-    """
-    config = _plain({"stage": stage, "run_id": run_id, **config})
-    log = Together(FileLogger(Path(run_dir), {"run_id": run_id, "stage": stage, "name": name, "config": config}))
-    if spec.mode != "disabled":
-        about = {"id": run_id, "name": name, "job_type": stage, "group": spec.group or group, "config": config}
-        # W&B refuses a longer one; a design of which much was changed has a long name.
-        tags = sorted({*spec.tags, *(tag[:64] for tag in tags)})
-        log.add("W&B", lambda: WandbLogger(spec, Path(spec.directory or run_dir).expanduser(), **about, tags=tags))
-    try:
-        yield log
-    except BaseException:
-        # The work's own error must reach the user, not one about its record.
-        with suppress(OSError):
-            log.finish("failed")
-        raise
-    log.finish("finished")
-
-
-class FileLogger:
-    """``metrics.jsonl`` (one line a call, appended), ``tables/<name>.csv`` and ``log.json`` in the run's directory.
-
-    ``log.json`` holds the config, what was logged beside numbers, and the status: running, finished or failed.
+    ``metrics.jsonl`` has one line a call, ``tables/<name>.csv`` is a table, and ``log.json`` has the config, what was
+    logged beside numbers, and the status: running, finished or failed.
     """
 
     def __init__(self, directory: Path, about: dict[str, Any]) -> None:
         self._directory, self._file = directory, directory / "log.json"
         self._started = time.monotonic()
         self._log = {**_plain(about), "status": "running", "tables": [], "figures": {}, "artifacts": {}}
+        self._wandb: WandbLogger | None = None
+        self._warned = False
         directory.mkdir(parents=True, exist_ok=True)
         write_json(self._file, self._log)
 
-    def config(self, values: dict[str, Any]) -> None:
-        self._log["config"] |= _plain(values)
-        write_json(self._file, self._log)
-
     def metrics(self, values: dict[str, Any], axis: str | None = None) -> None:
+        """Numbers by name; ``axis`` is the key among them that the others are drawn over (a layer, a step)."""
+        self._tell("metrics", lambda wandb: wandb.metrics(values, axis))
         with (self._directory / "metrics.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(_plain(values), allow_nan=False) + "\n")
 
     def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """A whole table; the same name again replaces it."""
+        self._tell(f"table {name}", lambda wandb: wandb.table(name, columns, rows))
         path = self._directory / "tables" / f"{_safe(name)}.csv"
         path.parent.mkdir(exist_ok=True)
         with path.open("w", encoding="utf-8", newline="") as file:
@@ -141,22 +90,48 @@ class FileLogger:
             self._log["tables"].append(path.name)
         write_json(self._file, self._log)
 
-    def figure(self, name: str, path: str | Path) -> None:
+    def figure(self, name: str, path: Path) -> None:
+        """An image file."""
+        self._tell(f"figure {name}", lambda wandb: wandb.figure(name, path))
         self._log["figures"][name] = self._relative(path)
         write_json(self._file, self._log)
 
-    def artifact(self, name: str, type: str, paths: Sequence[str | Path], metadata: dict[str, Any]) -> None:
+    def artifact(self, name: str, type: str, paths: Sequence[Path], metadata: dict[str, Any]) -> None:
+        """Files and folders that the run produced, with what describes them."""
+        self._tell(f"artifact {name}", lambda wandb: wandb.artifact(name, type, paths, metadata))
         files = [self._relative(path) for path in paths]
         self._log["artifacts"][name] = {"type": type, "paths": files, "metadata": _plain(metadata)}
         write_json(self._file, self._log)
 
     def finish(self, status: Status) -> None:
+        """The end: ``finished`` or ``failed``."""
+        self._tell("finish", lambda wandb: wandb.finish(status))
         self._log |= {"status": status, "seconds": round(time.monotonic() - self._started, 1)}
         write_json(self._file, self._log)
 
-    def _relative(self, path: str | Path) -> str:
+    def start_wandb(self, start: Callable[[], WandbLogger]) -> None:
+        """From here on W&B is told too; whatever goes wrong with it warns once, and the run goes on."""
+        with self._forgiving("start"):
+            self._wandb = start()
+
+    def _tell(self, what: str, call: Callable[[WandbLogger], None]) -> None:
+        if self._wandb is not None:
+            with self._forgiving(what):
+                call(self._wandb)
+
+    @contextmanager
+    def _forgiving(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            if not self._warned:
+                self._warned = True
+                reason = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0]
+                logger.warning("W&B failed at %s (%s); the run goes on, its files are complete", what, reason)
+
+    def _relative(self, path: Path) -> str:
         """A path that still holds after the run's directory has moved, if the file lies in it."""
-        path, home = Path(path).resolve(), self._directory.resolve()
+        path, home = path.resolve(), self._directory.resolve()
         return path.relative_to(home).as_posix() if path.is_relative_to(home) else str(path)
 
 
@@ -188,9 +163,6 @@ class WandbLogger:
         self._drawn: set[str] = set()
         self._tables: dict[str, tuple[list[str], list[list[Any]]]] = {}
 
-    def config(self, values: dict[str, Any]) -> None:
-        self._run.config.update(_plain(values), allow_val_change=True)
-
     def metrics(self, values: dict[str, Any], axis: str | None = None) -> None:
         # Never with W&B's own step: a step that is lower than the last one is dropped, silently.
         for key in set(values) - self._drawn - {axis} if axis else ():
@@ -202,16 +174,16 @@ class WandbLogger:
         # Kept until the end: every table that is sent becomes an artifact of its own.
         self._tables[name] = (list(columns), [_plain(list(row)) for row in rows])
 
-    def figure(self, name: str, path: str | Path) -> None:
+    def figure(self, name: str, path: Path) -> None:
         import wandb
 
         self._run.log({name: wandb.Image(str(path))})
 
-    def artifact(self, name: str, type: str, paths: Sequence[str | Path], metadata: dict[str, Any]) -> None:
+    def artifact(self, name: str, type: str, paths: Sequence[Path], metadata: dict[str, Any]) -> None:
         import wandb
 
         artifact = wandb.Artifact(_safe(name), type=type, metadata=_plain(metadata))
-        for path in map(Path, paths):
+        for path in paths:
             for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
                 if file.is_file():
                     artifact.add_file(str(file), name=file.relative_to(path.parent).as_posix())
@@ -227,52 +199,46 @@ class WandbLogger:
             self._run.finish(exit_code=0 if status == "finished" else 1)
 
 
-class Together:
-    """The file logger and others as one. The others may fail: each warns at its first failure, none ends the run."""
+@contextmanager
+def open_logger(
+    spec: LoggerSpec, run: Run, columns: dict[str, Any], inputs: dict[str, str] | None = None
+) -> Iterator[RunLogger]:
+    """The logger of a run; an exception inside marks the run as failed and goes on.
 
-    def __init__(self, file: RunLogger) -> None:
-        self._file = file
-        self._others: dict[str, RunLogger] = {}
-        self._warned: set[str] = set()
+    Close it before the run is committed, which moves its directory.
 
-    def add(self, name: str, start: Callable[[], RunLogger]) -> None:
-        """Start another logger; if that fails, the run goes on without it."""
-        with self._forgiving(name, "start"):
-            self._others[name] = start()
+    Args:
+        columns: flat ones (pair, solver, penalty, rank, features, ...), of which name, tags and group are made.
+        inputs: the ids that are shown as the run's inputs, in place of its own.
+    """
+    shown = {"config": run.record["config"], "inputs": run.record["inputs"] if inputs is None else inputs}
+    config = _plain({"stage": run.stage, "run_id": run.id, **columns, **shown})
+    name, tags = label(columns)
+    log = RunLogger(run.work, {"run_id": run.id, "stage": run.stage, "name": name, "config": config})
+    if spec.mode != "disabled":
+        about = {"id": run.id, "name": name, "job_type": run.stage, "config": config}
+        about["group"] = spec.group or columns["pair"]
+        # W&B refuses a longer one; a design of which much was changed has a long name.
+        about["tags"] = sorted({*spec.tags, *(tag[:64] for tag in tags)})
+        log.start_wandb(lambda: WandbLogger(spec, Path(spec.directory or run.work).expanduser(), **about))
+    try:
+        yield log
+    except BaseException:
+        # The work's own error must reach the user, not one about its record.
+        with suppress(OSError):
+            log.finish("failed")
+        raise
+    log.finish("finished")
 
-    def config(self, values: dict[str, Any]) -> None:
-        self._tell("config", lambda log: log.config(values))
 
-    def metrics(self, values: dict[str, Any], axis: str | None = None) -> None:
-        self._tell("metrics", lambda log: log.metrics(values, axis))
-
-    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        self._tell(f"table {name}", lambda log: log.table(name, columns, rows))
-
-    def figure(self, name: str, path: str | Path) -> None:
-        self._tell(f"figure {name}", lambda log: log.figure(name, path))
-
-    def artifact(self, name: str, type: str, paths: Sequence[str | Path], metadata: dict[str, Any]) -> None:
-        self._tell(f"artifact {name}", lambda log: log.artifact(name, type, paths, metadata))
-
-    def finish(self, status: Status) -> None:
-        self._tell("finish", lambda log: log.finish(status))
-
-    def _tell(self, what: str, call: Callable[[RunLogger], None]) -> None:
-        for name, other in self._others.items():
-            with self._forgiving(name, what):
-                call(other)
-        call(self._file)
-
-    @contextmanager
-    def _forgiving(self, name: str, what: str) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            if name not in self._warned:
-                self._warned.add(name)
-                reason = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0]
-                logger.warning("%s failed at %s (%s); the run goes on, its files are complete", name, what, reason)
+def label(columns: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
+    """The name and the tags of a logged run: of a calibration, or about a map."""
+    if "solver" not in columns:
+        return f"{columns['pair']}/calibrate", (columns["pair"], columns["corpus"])
+    name = f"{columns['pair']}/{columns['features']}-{columns['solver']}-{columns['penalty']}-{columns['rank']}"
+    if "trainer_seed" in columns:
+        name += f"-seed{columns['trainer_seed']}"
+    return name, tuple(str(columns[key]) for key in ("pair", "solver", "penalty", "rank", "features"))
 
 
 def _plain(value: Any) -> Any:

@@ -68,18 +68,22 @@ def work_directory(root: Path, stage: str, identifier: str) -> Path:
 
 @dataclass
 class Run:
-    """One run: ``work`` is where its files are written until ``commit`` moves them to ``path``."""
+    """One run: ``work`` is where its files are written until ``commit`` moves them to ``path``.
+
+    With ``again`` a result that is there is not taken, and stays until then.
+    """
 
     stage: str
     id: str
     path: Path
     work: Path
     record: dict[str, Any]
+    again: bool = False
 
     @property
     def done(self) -> bool:
-        """Whether a complete result is there."""
-        return (self.path / RECORD).is_file()
+        """Whether a complete result is there that will do."""
+        return not self.again and (self.path / RECORD).is_file()
 
     def commit(self, before: float = 0.0, **extra: Any) -> Path:
         """Write the record, then put the directory in its place in one step.
@@ -125,11 +129,11 @@ def open_run(
     with lock:
         # Two jobs of a sweep may need the same calibration: the second waits, then finds it done.
         fcntl.flock(lock, fcntl.LOCK_EX)
-        run = Run(stage, identifier, home / identifier, work_directory(root, stage, identifier), {})
+        run = Run(stage, identifier, home / identifier, work_directory(root, stage, identifier), {}, force)
         if (run.work / RECORD).is_file() and not run.path.exists():
             # Killed between the record and the rename: the result is complete.
             run.work.rename(run.path)
-        if run.done and not force:
+        if run.done:
             run.record = read_json(run.path / RECORD)
             yield run
             return
@@ -147,19 +151,7 @@ def open_run(
             "environment": environment(),
             "_clock": time.monotonic(),
         }
-        if run.done:
-            # force: hide the old result from `done` without losing it.
-            run = _Forced(**vars(run))
         yield run
-
-
-class _Forced(Run):
-    """A run whose existing result is to be replaced."""
-
-    @property
-    def done(self) -> bool:
-        """Never: that is what force asks for."""
-        return False
 
 
 def run_seconds(directory: Path) -> float | None:

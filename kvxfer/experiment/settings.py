@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,11 @@ from kvxfer.evals.kinds import KINDS
 from kvxfer.evals.specs import FullSpec, QuestionsSpec
 from kvxfer.experiment.identity import identity
 from kvxfer.experiment.loggers import LoggerSpec
-from kvxfer.experiment.schema import built
-from kvxfer.experiment.solver_settings import Training, choice, design, fit_config, solver_of
-from kvxfer.fitting.closed import Solver
+from kvxfer.experiment.schema import DIALS, Named, built
+from kvxfer.fitting.closed import SOLVERS, Solver
+from kvxfer.fitting.dials import PENALTIES, RANKS
+from kvxfer.fitting.trained.specs import TRAINED, Trained, TrainerSpec
+from kvxfer.maps.blocks import DESIGNS, Features, named
 from kvxfer.maps.plan import Plan
 from kvxfer.models.spec import PairSpec
 from kvxfer.moments.spec import CALIBRATION_SPLITS, CalibrationSpec
@@ -75,16 +77,14 @@ class TrainSettings(CalibrateSettings):
         return replace(self, training=None, solver_config=fit_config(self.solver))
 
     def columns(self) -> dict[str, Any]:
-        """Flat columns that every logged run has."""
-        c = self.solver_config
-        names = {key: c[key]["name"] for key in ("solver", "penalty", "rank", "features")}
-        return {**super().columns(), **names, **dials(c)}
+        return {**super().columns(), **dials(self.solver_config)}
 
 
 def dials(config: dict[str, Any]) -> dict[str, Any]:
-    """The values that grids sweep, from a map's scientific config; those that an option does not read are None."""
+    """Options and the values that grids sweep, of a map's scientific config; what an option does not read is None."""
     solver, penalty, rank = config["solver"], config["penalty"], config["rank"]
-    found = {"k": solver["k"], "lam": penalty["lam"], "alpha": penalty.get("alpha"), "r": rank.get("r")}
+    found = {key: config[key]["name"] for key in ("solver", "penalty", "rank", "features")}
+    found |= {"k": solver["k"], "lam": penalty["lam"], "alpha": penalty.get("alpha"), "r": rank.get("r")}
     if (trainer := config.get("trainer")) is not None:
         found |= {"trainer_seed": trainer["seed"], "max_steps": trainer["max_steps"], "lr": trainer["lr"]}
     return found
@@ -114,12 +114,77 @@ class EvaluateSettings(TrainSettings):
         return {"pair": self.pair_identity, "corpus": self.read(self.corpus), **asked}
 
 
-def label(columns: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
-    """The name and the tags of a logged run about a map."""
-    name = f"{columns['pair']}/{columns['features']}-{columns['solver']}-{columns['penalty']}-{columns['rank']}"
-    if "trainer_seed" in columns:
-        name += f"-seed{columns['trainer_seed']}"
-    return name, tuple(str(columns[key]) for key in ("pair", "solver", "penalty", "rank", "features"))
+_OF_TRAINING = {item.name for each in TRAINED.values() for item in fields(each)}
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a map is trained on a closed-form base.
+
+    Attributes:
+        spec: what is trained on which objective.
+        trainer: how.
+    """
+
+    spec: Trained
+    trainer: TrainerSpec
+
+    def config_on(self, base: Mapping[str, Any]) -> dict[str, Any]:
+        """The scientific config of the trained map, on a base of some config (or manifest, which holds one)."""
+        # A base that was trained itself has keys of its training, which are no settings of this map.
+        solver = {key: value for key, value in base["solver"].items() if key not in _OF_TRAINING}
+        solver |= {"base": base["solver"]["name"], **identity(self.spec)}
+        return {"solver": solver, **{key: base[key] for key in DIALS}, "trainer": identity(self.trainer)}
+
+
+def fit_config(solver: Solver) -> dict[str, Any]:
+    """The scientific config of a closed form's map."""
+    return {"solver": identity(solver, DIALS), **{key: identity(getattr(solver, key)) for key in DIALS}}
+
+
+def design(name: str, key: str) -> Features:
+    """A named design, or several joined by ``+``; an error names the key."""
+    parts = name.split("+")
+    if not set(parts) <= set(DESIGNS):
+        raise KvxferError(f"{key}={name!r} is none of {', '.join(DESIGNS)}")
+    # In one order: the name is part of a calibration's id.
+    return reduce(Features.joined, (DESIGNS[part] for part in sorted(set(parts), key=list(DESIGNS).index)))
+
+
+def choice(options: Mapping[str, Any], name: str, key: str) -> Any:
+    """The option of a group; an error names the group."""
+    if name not in options:
+        raise KvxferError(f"{key}.name={name!r} is none of {', '.join(options)}: choose an option with {key}=<name>")
+    return options[name]
+
+
+def solver_of(conf: Any) -> tuple[Solver, Training | None]:
+    """The solver of a config (of the base where the map is trained), checked, and how its map is trained."""
+    given, name = vars(conf.solver), conf.solver.name
+    made = {"features": _features(conf)}
+    for key, options in (("penalty", PENALTIES), ("rank", RANKS)):
+        group = getattr(conf, key)
+        made[key] = built(choice(options, group.name, key), vars(group), f"{key}={group.name}")
+    option = choice({**SOLVERS, **TRAINED}, name, "solver")
+    if name in SOLVERS:
+        return built(option, given, f"solver={name}", **made), None
+    base = given["base"]
+    if base not in SOLVERS:
+        raise KvxferError(f"solver.base={base!r} is none of {', '.join(SOLVERS)}")
+    rate = option.lr if conf.trainer.lr is None else conf.trainer.lr
+    trainer = built(TrainerSpec, {**vars(conf.trainer), "lr": rate}, "trainer")
+    # What no trained option reads is for the base.
+    own, rest = ({k: v for k, v in given.items() if (k in _OF_TRAINING) == mine} for mine in (True, False))
+    training = Training(built(option, own, f"solver={name}"), trainer)
+    return built(SOLVERS[base], rest, f"solver.base={base}", name=base, **made), training
+
+
+def _features(conf: Any) -> Features:
+    given = vars(conf.features)
+    if conf.features.name == "auto":
+        built(Named, given, "features=auto")
+        return design(conf.pair.features, "pair.features")
+    return named(built(Features, given, f"features={conf.features.name}"))
 
 
 AUTO_PROBE_ROWS = 16
@@ -218,12 +283,10 @@ def _training(conf: Any) -> dict[str, Any]:
 
 
 def calibrate(conf: Any) -> CalibrateSettings:
-    """Settings of ``calibrate.py``."""
     return CalibrateSettings(**_common(conf))
 
 
 def train(conf: Any) -> TrainSettings:
-    """Settings of ``train.py``."""
     return TrainSettings(**_training(conf))
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kvxfer.errors import KvxferError
 from kvxfer.handoff.transfer import Transfer
-from kvxfer.models.hf import LoadedModel
+from kvxfer.models.hf.model import LoadedModel
 from kvxfer.models.kv import KV
 
 
@@ -40,7 +40,6 @@ class Held:
 
     @property
     def tokens(self) -> int:
-        """How many tokens the model has."""
         return len(self.own)
 
     @property
@@ -85,11 +84,9 @@ class Conversation:
 
     @property
     def tokens(self) -> int:
-        """How long the text is."""
         return self.ids.shape[1]
 
     def held(self, name: str) -> Held:
-        """What a model has."""
         return self._held[name]
 
     def append(self, ids: Int[Tensor, "batch new"]) -> None:
@@ -104,7 +101,7 @@ class Conversation:
         if held.tokens >= stop:
             return
         model, new = self.models[name], self.ids[:, held.tokens : stop]
-        kv = (model.prefill_with_hidden if name in self._exports_hidden else model.prefill)(new, held.kv)
+        kv = model.prefill(new, held.kv, hidden=name in self._exports_hidden)
         self._held[name] = held.extended(kv, True, torch.full((new.shape[1],), held.depth))
 
     def receive(self, name: str, sender: str, stop: int | None = None) -> None:

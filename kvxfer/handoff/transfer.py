@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.plan import Plan
-from kvxfer.models.hf import Running
+from kvxfer.models.hf.model import Running
 from kvxfer.models.kv import KV
 from kvxfer.models.pair import Pair
 

@@ -13,14 +13,12 @@ from torch import Tensor
 
 from kvxfer.maps.artifact import CacheMap
 from kvxfer.maps.blocks import Block, Output
-from kvxfer.maps.columns import TargetTokens, block_columns, columns
+from kvxfer.maps.columns import TargetTokens, block_columns
 from kvxfer.maps.trunks import ACTIVATIONS, Trunk
 from kvxfer.models.kv import KV
 
 if TYPE_CHECKING:
     from kvxfer.models.pair import Pair
-
-__all__ = ["Mapper", "columns"]
 
 
 @dataclass(frozen=True)

@@ -18,14 +18,12 @@ from torch import Tensor
 
 from kvxfer.errors import KvxferError
 from kvxfer.files import file_sha256, read_json, write_json
-from kvxfer.maps.blocks import Block, Output
+from kvxfer.maps.blocks import KINDS, RANDOM, Block, Output
 from kvxfer.maps.linear import LinearLayer
-from kvxfer.maps.parts import hidden_columns, read_parts
 from kvxfer.maps.random_features import RandomFeatures
-from kvxfer.maps.trunks import Trunk, require_readable
+from kvxfer.maps.trunks import Trunk, read_trunks, require_readable
 
-SCHEMA, SCHEMA_OF_TRUNKS = 1, 2
-"""Of a map of linear layers alone, and of one with trunks, which versions that know none must refuse."""
+SCHEMA = 3
 MANIFEST, TENSORS, EVIDENCE = "manifest.json", "map.safetensors", "evidence"
 DIAGNOSTICS, SELECTION = "diagnostics.json", "selection.json"
 """What a fit recorded of its own quality, beside the map; it is not part of the artifact."""
@@ -114,9 +112,8 @@ class CacheMap:
         or first layer is read, h the source's if its final hidden state is.
         """
         known = {"embedding", "layer0_keys", "layer0_values"} & {block.kind for block in self.extras}
-        return self.bytes_from_source_per_token + _CACHED_BYTES * (
-            hidden_columns(self.manifest, "target") if known else 0
-        )
+        target = hidden_columns(self.manifest, "target") if known else 0
+        return self.bytes_from_source_per_token + _CACHED_BYTES * target
 
     @property
     def bytes_from_source_per_token(self) -> int:
@@ -157,16 +154,14 @@ class CacheMap:
         blocks = {f"{k}.{layer}": [b.name for b in part.blocks] for (layer, k), part in self.layers.items()}
         manifest = {
             **{key: value for key, value in self.manifest.items() if key != "sha256"},
-            "schema": SCHEMA_OF_TRUNKS if self.trunks else SCHEMA,
+            "schema": SCHEMA,
             "form": self.form,
             "dtype": "float32",
             "blocks": blocks,
+            "random_layers": [] if self.random is None else list(self.random.layers),
+            "trunks": [trunk.describe() for trunk in self.trunks],
             "parameters": self.parameters,
         }
-        if self.random is not None:
-            manifest["random_layers"] = list(self.random.layers)
-        if self.trunks:
-            manifest["trunks"] = [trunk.describe() for trunk in self.trunks]
         # Each file vouches for the other: the tensors' header holds the manifest's hash, the manifest the tensors'.
         save_file(tensors, directory / TENSORS, metadata={"manifest": _digest(manifest)})
         manifest["sha256"] = file_sha256(directory / TENSORS)
@@ -185,10 +180,9 @@ class CacheMap:
         manifest = read_json(directory / MANIFEST)
         if not isinstance(manifest, dict):
             raise KvxferError(f"{directory / MANIFEST} is no manifest of a map: train again with force=true")
-        if manifest.get("schema") not in (SCHEMA, SCHEMA_OF_TRUNKS):
+        if manifest.get("schema") != SCHEMA:
             raise KvxferError(
-                f"{directory}: map schema {manifest.get('schema')} is not {SCHEMA} or {SCHEMA_OF_TRUNKS}, which this "
-                "version reads"
+                f"{directory}: map schema {manifest.get('schema')} is not {SCHEMA}, which this version reads"
             )
         digest = file_sha256(directory / TENSORS)
         if digest != manifest.get("sha256"):
@@ -201,14 +195,10 @@ class CacheMap:
                 vouched = (file.metadata() or {}).get("manifest")
             if vouched != _digest({key: value for key, value in manifest.items() if key != "sha256"}):
                 raise KvxferError("it was altered after the tensors were written")
-            tensors = load_file(directory / TENSORS)
-            layers, random, trunks = read_parts(manifest, tensors)
-            if bool(trunks) != (manifest["schema"] == SCHEMA_OF_TRUNKS):
-                raise KvxferError(f"{len(trunks)} trunks and schema {manifest['schema']}")
-            found = CacheMap(layers, manifest, random, trunks)
+            layers, random, trunks = _read_parts(manifest, load_file(directory / TENSORS))
+            return CacheMap(layers, manifest, random, trunks)
         except (KeyError, ValueError, TypeError, AttributeError, KvxferError, SafetensorError) as error:
             raise KvxferError(f"{directory / MANIFEST} does not describe its tensors ({error})") from error
-        return found
 
     def require(self, pair: Mapping[str, Any]) -> None:
         """Refuse a pair that is not the one this map was fitted for, naming the first field that differs."""
@@ -218,6 +208,62 @@ class CacheMap:
         """Keep a result about this map beside it."""
         (directory / EVIDENCE).mkdir(exist_ok=True)
         write_json(directory / EVIDENCE / f"{name}.json", {"map": self.hash, **evidence})
+
+
+def hidden_columns(manifest: Mapping[str, Any], side: str) -> int:
+    """Columns of a model's embedding and hidden states."""
+    return manifest["pair"][side]["geometry"]["hidden"]
+
+
+def _read_parts(
+    manifest: Mapping[str, Any], tensors: dict[str, Tensor]
+) -> tuple[dict[Output, LinearLayer], RandomFeatures | None, tuple[Trunk, ...]]:
+    """What a map's tensors make up: its linear layers, random features and trunks.
+
+    Raises:
+        KvxferError, KeyError, TypeError, ValueError, AttributeError: the tensors are not those that it describes.
+    """
+    biases = [len(tensor) for name, tensor in tensors.items() if name.startswith(KINDS) and name.endswith(".bias")]
+    width = max(biases, default=0)
+    random = RandomFeatures.of(tensors, [int(layer) for layer in manifest["random_layers"]], width)
+    trunks = read_trunks(manifest["trunks"], tensors, lambda block: _width(block, width, manifest, random))
+    return _layers(manifest, tensors, random), random, trunks
+
+
+def _layers(
+    manifest: Mapping[str, Any], tensors: dict[str, Tensor], random: RandomFeatures | None
+) -> dict[Output, LinearLayer]:
+    """The layers that a manifest's blocks and the tensors make up: all of them, each of its blocks' width."""
+    layers = {}
+    for name, blocks in manifest["blocks"].items():
+        kind, _, layer = name.partition(".")
+        parts = tuple(Block.parse(str(block)) for block in blocks)
+        weight, bias, right = tensors[f"{name}.weight"], tensors[f"{name}.bias"], tensors.get(f"{name}.right")
+        groups, features, inner = weight.shape
+        last = inner if right is None else right.shape[-1]
+        widths = [_width(part, len(bias), manifest, random) for part in parts]
+        if (groups * features, groups * last) != (sum(widths), len(bias)) or any(width % groups for width in widths):
+            raise ValueError(f"{name}: {len(parts)} blocks do not fit a weight of {tuple(weight.shape)}")
+        if groups > 1 and not (parts and all(part.is_source for part in parts)):
+            raise ValueError(f"{name}: a head-local weight reads source blocks only")
+        if right is not None and right.shape[:2] != (groups, inner):
+            raise ValueError(f"{name}: factors of {tuple(weight.shape)} and {tuple(right.shape)} do not fit")
+        layers[int(layer), kind] = LinearLayer(parts, weight, bias, right)
+    biases = sum(name.endswith(".bias") for name in tensors)
+    if not layers or set(layers) != {(layer, kind) for layer in range(biases // len(KINDS)) for kind in KINDS}:
+        raise ValueError(f"{len(layers)} layers and kinds of {biases}")
+    return layers
+
+
+def _width(block: Block, kv_width: int, manifest: Mapping[str, Any], random: RandomFeatures | None) -> int:
+    """Columns of a block where one layer's keys have ``kv_width``."""
+    if block.kind == "embedding":
+        return hidden_columns(manifest, "target")
+    if block.kind == "source_hidden":
+        return hidden_columns(manifest, "source")
+    if block.kind not in RANDOM:
+        return kv_width
+    return (random.widths if random is not None else {})[block.kind]
 
 
 def _digest(manifest: Mapping[str, Any]) -> str:

@@ -45,7 +45,6 @@ class Block:
 
     @staticmethod
     def parse(name: str) -> Block:
-        """The block of a name."""
         head, _, offset = name.partition("@")
         kind, _, layer = head.partition(".")
         if kind not in KINDS + EXTRAS or not layer.isdigit():

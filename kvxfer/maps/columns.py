@@ -106,6 +106,4 @@ def hidden_states(source: KV) -> Float[Tensor, "batch tokens hidden"]:
 
 def read_source(pair: Pair, ids: Int[Tensor, "batch tokens"], blocks: Iterable[Block]) -> KV:
     """The source's cache of tokens, with its final hidden states if a block reads them."""
-    if any(block.kind == "source_hidden" for block in blocks):
-        return pair.source.prefill_with_hidden(ids)
-    return pair.source.prefill(ids)
+    return pair.source.prefill(ids, hidden=any(block.kind == "source_hidden" for block in blocks))

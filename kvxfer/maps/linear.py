@@ -31,7 +31,6 @@ class LinearLayer:
 
     @property
     def parameters(self) -> int:
-        """Numbers in the layer."""
         return self.weight.numel() + self.bias.numel() + (0 if self.right is None else self.right.numel())
 
     @property

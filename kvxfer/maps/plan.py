@@ -37,5 +37,4 @@ class Plan:
         return min(self.exact_first, stop), stop
 
     def holding_back(self, tokens: int) -> Plan:
-        """The same plan with another hold-back."""
         return replace(self, hold_back=tokens)

@@ -41,7 +41,6 @@ class RandomRelu:
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor]:
-        """The weights in the order of ``names``."""
         return self.weight, self.bias
 
     @property
@@ -50,7 +49,6 @@ class RandomRelu:
         return 2 * self.weight.numel() + self.bias.numel()
 
     def __call__(self, x: Float[Tensor, "... inputs"]) -> Float[Tensor, "... features"]:
-        """The features of normalised inputs."""
         return torch.relu(x @ self.weight.to(x) + self.bias.to(x))
 
 
@@ -79,7 +77,6 @@ class RandomProducts:
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor]:
-        """The weights in the order of ``names``."""
         return self.left, self.right
 
     @property
@@ -88,7 +85,6 @@ class RandomProducts:
         return 2 * (self.left.numel() + self.right.numel()) + self.left.shape[1]
 
     def __call__(self, x: Float[Tensor, "... inputs"]) -> Float[Tensor, "... features"]:
-        """The features of normalised inputs."""
         return (x @ self.left.to(x)) * (x @ self.right.to(x))
 
 
@@ -154,7 +150,6 @@ class RandomFeatures:
 
     @property
     def parameters(self) -> int:
-        """Numbers in the weights."""
         return sum(tensor.numel() for tensor in self.tensors().values())
 
     @property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from kvxfer.models.kv import KV
@@ -31,7 +30,6 @@ class Ancestry:
         return KV([cache.keys[i] for i in self.layers], [cache.values[i] for i in self.layers])
 
     def to_dict(self) -> dict[str, Any]:
-        """For results.json."""
         return {"layers": list(self.layers), "dropped": list(self.dropped), "identical": self.identical}
 
 
@@ -48,9 +46,5 @@ def find_ancestry(pair: Pair) -> Ancestry | None:
     if not dropped or not set(ours) <= set(theirs):
         return None
     # min takes the first of several equally near ones.
-    nearest = (min(ours, key=partial(_distance, layer)) for layer in theirs)
-    return Ancestry(tuple(ours.index(layer) for layer in nearest), dropped)
-
-
-def _distance(layer: int, other: int) -> int:
-    return abs(layer - other)
+    nearest = (min(range(len(ours)), key=lambda n: abs(ours[n] - layer)) for layer in theirs)
+    return Ancestry(tuple(nearest), dropped)

@@ -48,5 +48,4 @@ class Geometry:
         return 2.0 * self.body_parameters + attention
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
         return {**asdict(self), "attention": list(self.attention)}

@@ -26,17 +26,14 @@ class KV:
 
     @property
     def layers(self) -> int:
-        """How many layers the cache has."""
         return len(self.keys)
 
     @property
     def batch(self) -> int:
-        """How many rows the cache has."""
         return self.keys[0].shape[0]
 
     @property
     def tokens(self) -> int:
-        """How many tokens are cached."""
         return self.keys[0].shape[2]
 
     def apply(self, function: Callable[[Tensor], Tensor]) -> KV:
@@ -53,7 +50,6 @@ class KV:
         return KV.join([first, self.span(first.tokens, self.tokens)])
 
     def rows(self, index: Tensor | slice) -> KV:
-        """Some rows of the batch."""
         return self.apply(lambda x: x[index])
 
     def zeros(self) -> KV:

@@ -11,29 +11,13 @@ import torch
 from kvxfer.errors import KvxferError
 from kvxfer.models import rope
 from kvxfer.models.geometry import Geometry
-from kvxfer.models.hf import (
-    LoadedModel,
-    load_config,
-    load_model,
-    load_tokenizer,
-    published_geometry,
-    random_model,
-    read_geometry,
-)
+from kvxfer.models.hf.geometry import read_geometry
+from kvxfer.models.hf.load import load_config, load_model, load_tokenizer
+from kvxfer.models.hf.model import LoadedModel
+from kvxfer.models.hf.published import published_geometry, random_model
 from kvxfer.models.hf.tokenizers import compare_tokenizers
 from kvxfer.models.kv import KV
-from kvxfer.models.spec import ModelSpec, PairSpec
-
-__all__ = [
-    "Load",
-    "ModelSpec",
-    "Pair",
-    "PairSpec",
-    "check_geometries",
-    "compare_tokenizers",
-    "load_pair",
-    "prove_rotary",
-]
+from kvxfer.models.spec import PairSpec
 
 Side = Literal["source", "target"]
 
@@ -41,15 +25,6 @@ Side = Literal["source", "target"]
 ROTARY_TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 LATER_TOLERANCE = 0.1
 PROOF_TOKENS = 48
-
-
-def _dropped(layers: tuple[int, ...]) -> dict[str, Any]:
-    """Nothing for a whole model, so that its identity is the same as before layers could be dropped."""
-    return {"drop_layers": list(layers)} if layers else {}
-
-
-def _direction(spec: PairSpec) -> str:
-    return "reversed" if spec.reverse else "forward"
 
 
 @dataclass(frozen=True)
@@ -90,25 +65,25 @@ class Pair:
         return Pair(replace(self.spec, reverse=not self.spec.reverse), self.target, self.source, self.tokenizer_digest)
 
     def side(self, which: Side) -> LoadedModel:
-        """The model on that side."""
         return self.source if which == "source" else self.target
 
     def content(self, which: Side, kv: KV, start: int = 0) -> KV:
         """Content space, in float32, of that model's cache whose first token stands at position ``start``."""
-        model = self.side(which)
-        cos, sin = (angles.to(kv.keys[0].device) for angles in model.cos_sin(kv.tokens, start))
-        scaling = model.geometry.rotary.scaling
-        keys = [rope.strip(keys, cos, sin, scaling) for keys in kv.keys]
+        turn = self._turn(which, kv, start)
+        keys = [rope.strip(keys, *turn) for keys in kv.keys]
         hidden = None if kv.hidden is None else kv.hidden.float()
         return KV(keys, [values.float() for values in kv.values], hidden)
 
     def rotated(self, which: Side, content: KV, start: int = 0) -> KV:
         """The cache, in that model's dtype, of content whose first token stands at position ``start``."""
+        dtype, turn = self.side(which).dtype, self._turn(which, content, start)
+        keys = [rope.restore(keys, *turn) for keys in content.keys]
+        return KV(keys, list(content.values)).apply(lambda x: x.to(dtype))
+
+    def _turn(self, which: Side, kv: KV, start: int) -> tuple[rope.Angles, rope.Angles, float]:
         model = self.side(which)
-        cos, sin = (angles.to(content.keys[0].device) for angles in model.cos_sin(content.tokens, start))
-        scaling = model.geometry.rotary.scaling
-        keys = [rope.restore(keys, cos, sin, scaling) for keys in content.keys]
-        return KV(keys, list(content.values)).apply(lambda x: x.to(model.dtype))
+        cos, sin = (angles.to(kv.keys[0].device) for angles in model.cos_sin(kv.tokens, start))
+        return cos, sin, model.geometry.rotary.scaling
 
     def describe(self) -> dict[str, Any]:
         """All that a map must match to be used with this pair, as plain JSON types."""
@@ -117,7 +92,7 @@ class Pair:
             **sides,
             "tokenizer": self.tokenizer_digest,
             "dtype": self.spec.dtype,
-            "direction": _direction(self.spec),
+            "direction": "reversed" if self.spec.reverse else "forward",
             "longest_context": self.longest_context,
         }
 
@@ -126,7 +101,8 @@ def _describe_model(model: LoadedModel) -> dict[str, Any]:
     local = model.revision.startswith("sha256:")
     digest = {"sha256": model.revision.removeprefix("sha256:")}
     named = {"model": model.name, "revision": model.revision}
-    return {**(digest if local else named), **_dropped(model.dropped), "geometry": model.geometry.to_dict()}
+    rest = {"drop_layers": list(model.dropped), "geometry": model.geometry.to_dict()}
+    return {**(digest if local else named), **rest}
 
 
 def _limit(geometry: Geometry) -> tuple[int, str]:

@@ -15,7 +15,7 @@ from kvxfer.maps.blocks import RANDOM, Block
 from kvxfer.maps.columns import TargetTokens, extra_widths, hidden_states, read_source
 from kvxfer.maps.random_features import RandomFeatures, random_columns
 from kvxfer.models import rope
-from kvxfer.models.hf import LoadedModel
+from kvxfer.models.hf.model import LoadedModel
 from kvxfer.models.kv import KV, LayerTensors
 from kvxfer.models.pair import Pair, Side
 from kvxfer.moments.checkpoints import PassState

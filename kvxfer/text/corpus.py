@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,26 +25,15 @@ from torch import Tensor
 from kvxfer.errors import KvxferError
 from kvxfer.text import folder as text
 from kvxfer.text import hub, python, toy
-from kvxfer.text.packing import Row, left_over, packed
-from kvxfer.text.spec import SPLITS, TOY_DRAWS, TRAINING, CorpusSpec, RowCounts, at_least
-
-__all__ = [
-    "SPLITS",
-    "TRAINING",
-    "CorpusSpec",
-    "RowCounts",
-    "Rows",
-    "document_key",
-    "leading_bos",
-    "load_rows",
-    "split_of",
-    "toy_conversations",
-    "toy_stories",
-]
+from kvxfer.text.spec import SPLITS, TOY_DRAWS, TRAINING, CorpusSpec, at_least
 
 _SPLIT_OF_TENTH = ("fit",) * 6 + ("validation", "held_out") + ("evaluation",) * 2
 # A draw of the toy world is this many stories; all draws together stay below the seeds that its models were trained on.
 _TOY_STORIES = 1_000_000
+
+
+Row = tuple[list[int], tuple[str, ...]]
+"""Token ids, and the keys of their documents."""
 
 
 def split_of(document_key: str) -> str:
@@ -67,7 +56,6 @@ class Rows:
     domain: str
 
     def __len__(self) -> int:
-        """How many rows there are."""
         return len(self.documents)
 
     @property
@@ -112,7 +100,7 @@ def _rows_of(spec: CorpusSpec, tokenizer: Any, split: str, room: int, leading: i
     if split != TRAINING:
         return pack(spec, tokenizer, split, room)
     fitted = itertools.islice(pack(spec, tokenizer, "fit", spec.length - leading), spec.rows.fit)
-    return left_over(pack(spec, tokenizer, "fit", room), fitted)
+    return _left_over(pack(spec, tokenizer, "fit", room), fitted)
 
 
 def _whose(spec: CorpusSpec, split: str) -> str:
@@ -162,9 +150,12 @@ def _toy_seeds(split: str, seed: int) -> Iterator[int]:
 
 def _toy_rows(spec: CorpusSpec, tokenizer: Any, split: str, room: int) -> Iterator[Row]:
     """One row of the toy world per seed; a tokenizer that cuts words keeps the row's beginning."""
+    from kvxfer.toy.world import make_row, make_shuffled_row
+
+    make = make_row if spec.kind == "toy" else make_shuffled_row
     for seed in _toy_seeds(split, spec.seed):
         try:
-            words = toy.row_words(spec.kind, seed, room)
+            words = make(seed, room)
         except ValueError as error:
             raise KvxferError(f"corpus.length={spec.length}: {error}") from error
         ids = _encode(tokenizer, " ".join(words))
@@ -176,13 +167,34 @@ def _toy_rows(spec: CorpusSpec, tokenizer: Any, split: str, room: int) -> Iterat
         yield ids[:room], (_toy_key(seed),)
 
 
+def _cut(documents: Iterable[tuple[str, list[int]]], room: int) -> Iterator[Row]:
+    """The ids of (key, ids) documents one after the other, cut to rows of ``room``; a shorter rest is dropped."""
+    ids: list[int] = []
+    keys: list[str] = []
+    for key, own in documents:
+        ids += own
+        keys.append(key)
+        start = 0
+        while len(ids) - start >= room:
+            yield ids[start : start + room], tuple(keys)
+            start += room
+            keys = [key]
+        ids = ids[start:]
+        if not ids:
+            keys = []
+
+
+def _left_over(rows: Iterable[Row], taken: Iterable[Row]) -> Iterator[Row]:
+    """The rows that share no document with any row of ``taken``."""
+    gone = {key for _, keys in taken for key in keys}
+    return (row for row in rows if gone.isdisjoint(row[1]))
+
+
 def _packed(spec: CorpusSpec, tokenizer: Any, split: str, room: int) -> Iterator[Row]:
     """The split's own documents joined by EOS, cut to rows of ``room`` tokens; what is left at the end is dropped."""
     eos = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     documents = _documents(spec, split)
-    return packed(
-        ((key, _encode(tokenizer, content)[: spec.document_tokens] + eos) for key, content in documents), room
-    )
+    return _cut(((key, _encode(tokenizer, content)[: spec.document_tokens] + eos) for key, content in documents), room)
 
 
 def _documents(spec: CorpusSpec, split: str) -> Iterator[tuple[str, str]]:

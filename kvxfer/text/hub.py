@@ -35,17 +35,9 @@ def _stream(name: str, dataset: str, subset: str | None, revision: str | None, s
         stream = datasets.load_dataset(dataset, subset, split="train", streaming=True, revision=revision)
         if seed:
             stream = stream.shuffle(seed=seed, buffer_size=SHUFFLE_BUFFER)
-        records = iter(stream)
+        yield from stream
     except Exception as error:
         raise _unreadable(name, error) from error
-    while True:
-        try:
-            record = next(records)
-        except StopIteration:
-            return
-        except Exception as error:
-            raise _unreadable(name, error) from error
-        yield record
 
 
 def _unreadable(name: str, error: Exception) -> KvxferError:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib
-import platform
 import re
 import sys
 import sysconfig
@@ -26,30 +25,20 @@ _TESTS = re.compile(r"(.*_)?tests?")
 _HEADING = re.compile(r"^(\S.*)\n([=*~-])\2{2,}$", re.MULTILINE)
 
 
-def documents(kind: str) -> Iterator[tuple[str, str]]:
-    """The documents of ``pydoc`` or ``stdlib`` as (key, text), in the order of their keys, each text once.
-
-    Raises :class:`KvxferError` when this Python comes without them.
-    """
-    return iter(_all(kind))
-
-
 @functools.cache
 def digest(kind: str) -> str:
-    """SHA-256 over all keys and texts."""
     whole = hashlib.sha256()
-    for key, text in _all(kind):
+    for key, text in documents(kind):
         whole.update(f"{key}\0{text}\0".encode())
     return whole.hexdigest()
 
 
-def version() -> str:
-    """The version of Python that the documents come with."""
-    return platform.python_version()
-
-
 @functools.cache
-def _all(kind: str) -> tuple[tuple[str, str], ...]:
+def documents(kind: str) -> tuple[tuple[str, str], ...]:
+    """The documents of ``pydoc`` or ``stdlib`` as (key, text), in the order of their keys, each text once.
+
+    Raises :class:`KvxferError` when this Python comes without them.
+    """
     found: dict[str, str] = {}
     seen: set[str] = set()
     for key, text in _sections() if kind == "pydoc" else _files():

@@ -9,6 +9,7 @@ In every room a field's ``metadata`` may say what is special of a setting (``kvx
 
 from __future__ import annotations
 
+import platform
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,7 +33,6 @@ class RowCounts:
     training: int = 512
 
     def of(self, split: str) -> int:
-        """The count of one split."""
         return int(getattr(self, split))
 
 
@@ -41,7 +41,7 @@ def _content(spec: CorpusSpec) -> dict[str, str] | None:
     if spec.kind == "text":
         return {"sha256": folder.digest(str(spec.path), spec.glob)}
     if spec.kind in python.KINDS:
-        return {"python": python.version(), "sha256": python.digest(spec.kind)}
+        return {"python": platform.python_version(), "sha256": python.digest(spec.kind)}
     return None
 
 

@@ -10,13 +10,6 @@ KINDS = ("toy", "toy_shuffled")
 the same and so is each row's split; what follows what is not."""
 
 
-def row_words(kind: str, seed: int, tokens: int) -> list[str]:
-    """The words of a row of exactly this many. Raises ``ValueError`` if the world has none so short."""
-    from kvxfer.toy.world import make_row, make_shuffled_row
-
-    return (make_row if kind == "toy" else make_shuffled_row)(seed, tokens)
-
-
 def lengthened(tokenizer: Any, head: Sequence[int], key: str, tokens: int) -> list[int]:
     """A row's first token ids with filler sentences put between its sentences, so that there are ``tokens`` of them.
 

@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import argparse
 import copy
+import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
@@ -31,10 +32,13 @@ from torch.nn.functional import cross_entropy
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from kvxfer.toy.batches import TRAINED, WORD_ID, Batch, Bucket, draw_batch
 from kvxfer.toy.tokenizer import build_tokenizer
-from kvxfer.toy.world import BOS, EOS, PAD, VOCABULARY
+from kvxfer.toy.world import BOS, EOS, KINDS, PAD, TRAINING_SEEDS_FROM, VOCABULARY, make_marked_row
 
+TRAINED = (*KINDS, "repeat")  # what accuracy is reported on
+WORD_ID = {word: index for index, word in enumerate(VOCABULARY)}
+SPECIAL_WORDS = 4  # the first words of the vocabulary, which random sequences leave out
+ANSWER_WEIGHT, TWO_HOP_WEIGHT, OTHER_WEIGHT, REPEAT_WEIGHT = 1.0, 1.5, 0.03, 0.5
 THREADS = 1  # models this small hardly gain from a second one where the processor is shared
 LOOKS_UP_FROM = 0.9  # the share of repeated words right from which look-up counts as formed
 HEAD_DIM, KV_HEADS = 32, 2
@@ -43,9 +47,77 @@ NAMING_WEIGHT = 0.3
 WARM_UP_STEPS = 30
 PLAIN_ATTENTION_TOKENS = 128
 REPORT_EVERY = 50
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """One shape of batch: this many rows of this many tokens, each with so many turns (drawn if None)."""
+
+    tokens: int
+    rows: int
+    turns: int | None = None
+
+
 FIRST = Bucket(96, 56, 8)  # half of it random words repeated, until the model looks words up
 SHORT = (Bucket(64, 72, 8), Bucket(96, 48, 8))
 LONGER = (Bucket(128, 32), Bucket(256, 16), Bucket(512, 8))
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Token ids, the weight of each in the loss, and the kind of question it answers (an index in TRAINED, or -1)."""
+
+    ids: Int[Tensor, "rows tokens"]
+    weights: Float[Tensor, "rows tokens"]
+    kinds: Int[Tensor, "rows tokens"]
+    owners: Int[Tensor, "rows tokens"]  # at the last word of a two-hop prompt: who has the thing asked about; else -1
+
+
+def draw_batch(seed: int, step: int, buckets: Sequence[Bucket], repeats: bool) -> Batch:
+    """The batch of this step, in one of these shapes; with `repeats`, half of it is random words repeated."""
+    rng = random.Random(seed * 2**32 + step)
+    bucket = rng.choice(buckets) if len(buckets) > 1 else buckets[0]
+    repeated_rows = bucket.rows // 2 if repeats else 0
+    first_seed = TRAINING_SEEDS_FROM + (seed * 2**20 + step) * 2**12
+    rows = [make_marked_row(first_seed + i, bucket.tokens, bucket.turns) for i in range(bucket.rows - repeated_rows)]
+    ids = torch.tensor([[WORD_ID[word] for word in words] for words, _ in rows])
+    kinds = torch.tensor([marks for _, marks in rows])
+    owners = torch.tensor([_owners(words, marks) for words, marks in rows])
+    weights = torch.where(kinds >= 0, ANSWER_WEIGHT, OTHER_WEIGHT)
+    weights[kinds == KINDS.index("two_hop")] = TWO_HOP_WEIGHT
+    if not repeats:
+        return Batch(ids, weights, kinds, owners)
+    repeated, again = _repeated_words(rng, repeated_rows, bucket.tokens)
+    return Batch(
+        torch.cat([ids, repeated]),
+        torch.cat([weights, again * REPEAT_WEIGHT]),
+        torch.cat([kinds, torch.where(again, TRAINED.index("repeat"), -1)]),
+        torch.cat([owners, torch.full_like(repeated, -1)]),
+    )
+
+
+def _owners(words: list[str], marks: list[int]) -> list[int]:
+    """For the last word of each two-hop prompt the id of the person in between, -1 elsewhere."""
+    owner = {key: name for verb, key, name in zip(words, words[1:], words[2:], strict=False) if verb == "who"}
+    asked = [mark == KINDS.index("two_hop") for mark in [*marks[1:], -1]]
+    return [WORD_ID[owner[word]] if two_hop else -1 for word, two_hop in zip(words, asked, strict=True)]
+
+
+def _repeated_words(
+    rng: random.Random, rows: int, tokens: int
+) -> tuple[Int[Tensor, "rows tokens"], Bool[Tensor, "rows tokens"]]:
+    """Random words over and over, and which of them can be known from an earlier round.
+
+    Every row has its own period: with a common one, attention to a fixed distance would do, and no look-up would form.
+    """
+    ids = torch.full((rows, tokens), WORD_ID[BOS])
+    again = torch.zeros(rows, tokens, dtype=torch.bool)
+    for row in range(rows):
+        period = rng.randint(tokens // 5, tokens // 2)
+        words = rng.choices(range(SPECIAL_WORDS, len(VOCABULARY)), k=period)
+        ids[row, 1:] = torch.tensor([words[i % period] for i in range(tokens - 1)])
+        again[row, period + 2 :] = True
+    return ids, again
 
 
 @dataclass(frozen=True)
@@ -137,20 +209,11 @@ def _optimizers(model: Qwen3ForCausalLM) -> list[tuple[torch.optim.Optimizer, fl
     ]
 
 
-@dataclass(frozen=True)
-class Report:
-    """Where training stands: the loss and the share of answer tokens right per kind, both running averages."""
-
-    step: int
-    loss: float
-    right: dict[str, float]
-
-    def __str__(self) -> str:
-        return f"loss {self.loss:.3f}  " + " ".join(f"{kind} {value:.2f}" for kind, value in self.right.items())
+Report = Callable[[int, str], None]
+"""Told after a step: its number, the loss and the share of answer tokens right per kind, both running averages."""
 
 
-def train(recipe: Recipe, report: Callable[[Report], None]) -> Qwen3ForCausalLM:
-    """Train one model; `report` is told after every step."""
+def train(recipe: Recipe, report: Report) -> Qwen3ForCausalLM:
     torch.use_deterministic_algorithms(True)
     # nothing reads it, and filling takes time
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
@@ -180,12 +243,7 @@ def stack(model: Qwen3ForCausalLM, recipe: Recipe, layers: int) -> Qwen3ForCausa
 
 
 def train_stage(
-    model: Qwen3ForCausalLM,
-    recipe: Recipe,
-    stage: Stage,
-    done: int,
-    right: dict[str, float],
-    report: Callable[[Report], None],
+    model: Qwen3ForCausalLM, recipe: Recipe, stage: Stage, done: int, right: dict[str, float], report: Report
 ) -> None:
     """One stage, after so many steps of earlier ones; `right`, the accuracies so far, is kept up to date."""
     optimizers = _optimizers(model)
@@ -211,7 +269,8 @@ def train_stage(
             of_kind = hits[batch.kinds[:, 1:] == index]
             if len(of_kind):
                 right[kind] += (of_kind.float().mean().item() - right[kind]) * share
-        report(Report(done + step + 1, loss_average, dict(right)))
+        shares = " ".join(f"{kind} {value:.2f}" for kind, value in right.items())
+        report(done + step + 1, f"loss {loss_average:.3f}  {shares}")
 
 
 def _loss(
@@ -252,11 +311,11 @@ def train_with_progress(name: str, recipe: Recipe, console: Console) -> Qwen3For
         task = bar.add_task(name, total=steps, report="")
         start = time.monotonic()
 
-        def report(now: Report) -> None:
-            bar.update(task, completed=now.step, report=str(now))
-            if not shown and (now.step % REPORT_EVERY == 0 or now.step == steps):
-                left = (time.monotonic() - start) / now.step * (steps - now.step)
-                console.print(f"{name} {now.step}/{steps}  {now}  {left / 60:.1f} min left", soft_wrap=True)
+        def report(step: int, stands: str) -> None:
+            bar.update(task, completed=step, report=stands)
+            if not shown and (step % REPORT_EVERY == 0 or step == steps):
+                left = (time.monotonic() - start) / step * (steps - step)
+                console.print(f"{name} {step}/{steps}  {stands}  {left / 60:.1f} min left", soft_wrap=True)
 
         return train(recipe, report)
 

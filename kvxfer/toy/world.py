@@ -88,7 +88,6 @@ class Fact:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The sentence."""
         return (self.kind, self.key, *self.answer, DOT)
 
 

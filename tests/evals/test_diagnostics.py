@@ -18,12 +18,13 @@ from kvxfer.evals.evaluation import Subject
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import CacheMap
 from kvxfer.maps.plan import Plan
-from kvxfer.models.hf import LoadedModel
+from kvxfer.models.hf.model import LoadedModel
 from kvxfer.models.kv import KV
 from kvxfer.models.pair import Pair
 from kvxfer.report.diagnostics import FIGURES
 from kvxfer.report.kinds import REPORTS
-from kvxfer.text.corpus import CorpusSpec, load_rows
+from kvxfer.text.corpus import load_rows
+from kvxfer.text.spec import CorpusSpec
 from tests.exact_maps import changed, exact_map, record_fit, with_itself
 from tests.small_runs import settings_of
 

@@ -17,8 +17,8 @@ import kvxfer
 from kvxfer.evals import kinds
 from kvxfer.evals.items import Item, choice_items, text_items, toy_items
 from kvxfer.text import corpus
-from kvxfer.text.corpus import SPLITS, CorpusSpec, load_rows, split_of
-from kvxfer.text.spec import KINDS
+from kvxfer.text.corpus import load_rows, split_of
+from kvxfer.text.spec import KINDS, SPLITS, CorpusSpec
 from kvxfer.text.toy import KINDS as TOY_KINDS
 from kvxfer.toy import conversation, world
 from kvxfer.toy.tokenizer import build_tokenizer

@@ -9,7 +9,7 @@ import pytest
 from kvxfer.errors import KvxferError
 from kvxfer.evals.items import batches, choice_items, text_items
 from kvxfer.evals.questions import Questions
-from kvxfer.text.corpus import CorpusSpec, RowCounts
+from kvxfer.text.spec import CorpusSpec, RowCounts
 from tests.small_corpora import make_documents, tokenizer_of, write_folder
 
 

@@ -20,12 +20,12 @@ from kvxfer.maps.artifact import CacheMap
 from kvxfer.maps.blocks import DESIGNS, KINDS
 from kvxfer.maps.linear import LinearLayer
 from kvxfer.maps.plan import Plan
-from kvxfer.models.hf import LoadedModel
+from kvxfer.models.hf.model import LoadedModel
 from kvxfer.models.kv import KV
 from kvxfer.models.pair import Pair
 from kvxfer.report.kinds import REPORTS
 from kvxfer.report.perplexity import FIGURE, length_sentence
-from kvxfer.text.corpus import CorpusSpec
+from kvxfer.text.spec import CorpusSpec
 from kvxfer.toy.tokenizer import build_tokenizer
 from kvxfer.toy.world import DOT, FILLER
 from tests.small_corpora import text_spec

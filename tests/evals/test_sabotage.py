@@ -26,7 +26,7 @@ from kvxfer.maps.artifact import TENSORS, CacheMap
 from kvxfer.maps.blocks import KINDS, Block, Output
 from kvxfer.maps.linear import LinearLayer
 from kvxfer.maps.trunks import Trunk
-from kvxfer.models.hf import LoadedModel
+from kvxfer.models.hf.model import LoadedModel
 from kvxfer.models.pair import Pair, load_pair
 from kvxfer.report.rendering import render
 from kvxfer.report.verdict import fit_warning

@@ -14,7 +14,8 @@ from launching import REPOSITORY, SWEEPS, run_sweep
 from small_corpora import text_spec, tokenizer_of
 
 from kvxfer.experiment.config import compose
-from kvxfer.text.corpus import RowCounts, load_rows
+from kvxfer.text.corpus import load_rows
+from kvxfer.text.spec import RowCounts
 
 
 def test_the_wandb_sweep_is_the_hydra_grid(

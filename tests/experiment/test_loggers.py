@@ -20,7 +20,8 @@ from PIL import Image
 from wandb_reader import OfflineRun, read_runs
 
 from kvxfer.errors import KvxferError
-from kvxfer.experiment.loggers import LoggerSpec, RunLogger, open_loggers
+from kvxfer.experiment.loggers import LoggerSpec, RunLogger, open_logger
+from kvxfer.experiment.runs import Run
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "logger"
 COLUMNS = {"pair": "toy", "solver": "ridge", "penalty": "isotropic", "rank": "full", "features": "same"}
@@ -34,8 +35,13 @@ def _own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(f"WANDB_{name}_DIR", str(tmp_path / "home" / name))
 
 
-def opened(spec: LoggerSpec, folder: Path, run_id: str = "r1", **options: Any) -> Any:
-    return open_loggers(spec, folder, run_id, "train", "toy/ridge", dict(COLUMNS), **options)
+NAME = "toy/same-ridge-isotropic-full"
+CONFIG, INPUTS = {"solver": {"name": "ridge"}}, {"calibrate": "0123"}
+
+
+def opened(spec: LoggerSpec, folder: Path, run_id: str = "r1", **columns: str) -> Any:
+    run = Run("train", run_id, folder, folder, {"config": CONFIG, "inputs": INPUTS})
+    return open_logger(spec, run, COLUMNS | columns)
 
 
 def tell_all(log: RunLogger, folder: Path) -> None:
@@ -43,7 +49,6 @@ def tell_all(log: RunLogger, folder: Path) -> None:
     for layer in (3, 1):
         log.metrics({"fit/layer": layer, "fit/r2": torch.tensor(layer / 8)}, axis="fit/layer")
     log.metrics({"fit/lost": float("nan")})
-    log.config({"lam": 0.5})
     log.table("per layer", ["layer", "r2"], [[0, 0.5]])
     log.table("per layer", ["layer", "r2"], [[0, 0.5], [1, None]])
     Image.new("RGB", (2, 2)).save(folder / "heat.png")
@@ -78,8 +83,8 @@ def test_files_hold_everything(tmp_path: Path) -> None:
     log_json = record(tmp_path / "run")
     assert log_json.pop("seconds") >= 0
     assert log_json == {
-        **{"run_id": "r1", "stage": "train", "name": "toy/ridge", "status": "finished"},
-        "config": {"stage": "train", "run_id": "r1", **COLUMNS, "lam": 0.5},
+        **{"run_id": "r1", "stage": "train", "name": NAME, "status": "finished"},
+        "config": {"stage": "train", "run_id": "r1", **COLUMNS, "config": CONFIG, "inputs": INPUTS},
         "tables": ["per-layer.csv"],
         "figures": {"heat": "heat.png"},
         "artifacts": {"toy map": {"type": "kv-map", "paths": ["map", "heat.png"], "metadata": {"k": 2}}},
@@ -120,13 +125,14 @@ def test_the_reader_still_understands_wandb(tmp_path: Path) -> None:
 def test_an_offline_run_holds_everything(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with opened(LoggerSpec(tags=("mine", "toy")), tmp_path / "run", group="sweep", tags=["ridge", "t" * 70]) as log:
+    with opened(LoggerSpec(group="sweep", tags=("mine", "toy")), tmp_path / "run", features="t" * 70) as log:
         tell_all(log, tmp_path / "run")
     assert (said(caplog), capfd.readouterr()) == ([], ("", ""))
     run = only_run(tmp_path / "run" / "wandb")
-    assert (run.id, run.name, run.project, run.group, run.job_type) == ("r1", "toy/ridge", "kvxfer", "sweep", "train")
-    assert run.tags == ("mine", "ridge", "toy", "t" * 64)
-    assert {"stage": "train", "run_id": "r1", **COLUMNS, "lam": 0.5}.items() <= run.config.items()
+    assert (run.id, run.project, run.group, run.job_type) == ("r1", "kvxfer", "sweep", "train")
+    assert run.name == NAME.replace("same", "t" * 70)
+    assert run.tags == ("full", "isotropic", "mine", "ridge", "toy", "t" * 64)
+    assert {"stage": "train", "run_id": "r1", **COLUMNS, "features": "t" * 70}.items() <= run.config.items()
     assert run.points("fit/layer") == [3, 1], "a layer that comes later is not dropped"
     assert run.points("fit/r2") == [0.375, 0.125]
     assert run.axes == {"fit/r2": "fit/layer"}
@@ -161,18 +167,18 @@ def test_a_failed_run_exits_with_one(tmp_path: Path) -> None:
 def test_two_jobs_in_one_process_are_two_runs(tmp_path: Path) -> None:
     left_open = wandb.init(mode="offline", dir=str(tmp_path), id="stray", settings=wandb.Settings(silent=True))
     for job in ("one", "two"):
-        with opened(OFFLINE, tmp_path / job, job, group="sweep") as log:
+        with opened(OFFLINE, tmp_path / job, job) as log:
             log.metrics({"value": job})
     runs = {run.id: run for run in read_runs(tmp_path)}
     assert set(runs) == {"stray", "one", "two"}
-    assert all(runs[job].points("value") == [job] and runs[job].group == "sweep" for job in ("one", "two"))
+    assert all(runs[job].points("value") == [job] and runs[job].group == "toy" for job in ("one", "two"))
     assert runs["stray"].history == []
     left_open.finish()
 
 
 def test_a_group_and_a_directory_that_are_set_win(tmp_path: Path) -> None:
     spec = LoggerSpec(group="mine", project="other", directory=str(tmp_path / "all" / "runs"))
-    with opened(spec, tmp_path / "run", group="sweep"):
+    with opened(spec, tmp_path / "run"):
         pass
     assert not (tmp_path / "run" / "wandb").exists()
     run = only_run(tmp_path / "all" / "runs" / "wandb")

@@ -13,7 +13,7 @@ from kvxfer.experiment.runs import open_run, run_seconds
 from kvxfer.experiment.stages import fit
 from kvxfer.experiment.stages.calibrate import calibrate
 from kvxfer.files import RECORD, read_json
-from kvxfer.models.pair import PairSpec
+from kvxfer.models.spec import PairSpec
 from kvxfer.moments.checkpoints import PassState
 from tests.calibrations import make_settings
 from tests.small_runs import run, toy_models

@@ -18,12 +18,12 @@ import torch
 from kvxfer.errors import KvxferError
 from kvxfer.evals.fit_check import recorded_r2
 from kvxfer.experiment.config import refuse_in_multirun
-from kvxfer.experiment.loggers import FileLogger
+from kvxfer.experiment.loggers import RunLogger
 from kvxfer.experiment.stages.random_map import make_random_map
 from kvxfer.experiment.stages.train import train, train_id
 from kvxfer.maps.artifact import CacheMap
 from kvxfer.maps.trunks import Trunk
-from kvxfer.models.hf import load_tokenizer
+from kvxfer.models.hf.load import load_tokenizer
 from kvxfer.text.corpus import load_rows
 from tests.small_runs import run, settings_of, toy_models
 
@@ -198,7 +198,7 @@ def test_a_process_beside_the_first_takes_part_and_ends(
     assert ended.value.code == 0
     assert len(loop) - before == (0 if done else 1)
     if not done:
-        assert isinstance(loop[-1].out, FileLogger)
+        assert isinstance(loop[-1].out, RunLogger)
         assert loop[-1].work.name == f".{train_id(settings)}.partial"
         assert not loop[-1].out._directory.exists()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvxfer.experiment.stages.trained_records import log_training
+from kvxfer.experiment.stages.train_network import log_training
 from kvxfer.fitting.trained.specs import TrainerSpec
 from kvxfer.models.pair import Pair
 from tests.trainings import TRAINER, Told, fit

@@ -12,7 +12,7 @@ import yaml
 
 from kvxfer.errors import KvxferError
 from kvxfer.experiment.config import compose, config_directory, to_settings
-from kvxfer.experiment.settings import label
+from kvxfer.experiment.loggers import label
 from kvxfer.fitting.closed import SOLVERS
 from kvxfer.fitting.trained.specs import QUERIES, TRAINED, TrainerSpec
 

@@ -19,7 +19,7 @@ from kvxfer.fitting import keeping
 from kvxfer.fitting.closed import Ridge, Splits, Weighted
 from kvxfer.fitting.closed.engine import Engine
 from kvxfer.maps.blocks import DESIGNS, KINDS
-from kvxfer.models.hf import LoadedModel
+from kvxfer.models.hf.model import LoadedModel
 from kvxfer.models.pair import Pair
 from kvxfer.moments import schedule as planning
 from kvxfer.moments.calibration import CALIBRATION_SPLITS, CalibrationSpec, Extractor, layout_for
@@ -260,7 +260,7 @@ def test_a_pass_that_does_not_fit_names_the_keep_layers_that_would(
 def test_more_layers_than_candidates_are_refused_before_any_pass(
     tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(LoadedModel, "prefill", lambda *_: 1 / 0)
+    monkeypatch.setattr(LoadedModel, "prefill", lambda *_, **__: 1 / 0)
     with pytest.raises(KvxferError, match=r"calibration\.keep_layers=3 must be from 1 to 2"):
         calibrate(make_settings(tiny_pair.spec, tmp_path, calibration={"keep_layers": 3}))
 

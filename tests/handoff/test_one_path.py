@@ -22,7 +22,7 @@ from tests.small_runs import TEXT_ROWS, TOY_ROWS, little, run, toy_models, write
 
 HANDOFF, CONTENT_ERRORS = "handoff", "kvxfer.maps.content_errors"
 NETWORK, LOOKS = "kvxfer.fitting.trained.networks", "kvxfer.fitting.trained.scoring"
-TIMED = "kvxfer.experiment.stages.trained_records"
+TIMED = "kvxfer.experiment.stages.train_network"
 OPTIONS = sorted(file.stem for file in (config_directory() / "eval").glob("*.yaml") if file.stem != "full")
 """``full`` runs these and nothing of its own."""
 TRAINED = ["corpus.rows.training=4", "trainer.max_steps=2", "trainer.batch_size=2", "trainer.warmup_steps=0"]

@@ -83,16 +83,16 @@ def test_the_hash_is_stable_and_names_content(saved: tuple[CacheMap, Path], tmp_
     assert CacheMap(written.layers, shuffled).hash == written.hash
 
 
-def test_maps_without_trunks_are_named_as_ever(tmp_path: Path) -> None:
+def test_a_map_s_name_is_pinned(tmp_path: Path) -> None:
     """What their tensors vouch for is pinned: evidence and results name maps by it."""
     layers = {
         (0, kind): LinearLayer((Block(0, kind),), torch.arange(16.0).view(1, 4, 4), torch.zeros(4)) for kind in KINDS
     }
     written = CacheMap(layers, {"pair": PAIR}).save(tmp_path)
-    assert written.manifest["schema"] == 1
-    assert "trunks" not in written.manifest
+    assert written.manifest["schema"] == 3
+    assert written.manifest["trunks"] == written.manifest["random_layers"] == []
     with safe_open(tmp_path / TENSORS, framework="pt") as file:
-        assert file.metadata() == {"manifest": "c68ec3ca9b5096c9e76be7a4467b67bf983b9aa1d66267b68e1b98f574d01459"}
+        assert file.metadata() == {"manifest": "8569198e796e2da6c552758cac41befa86cbc8ef596d57b4e3227c27b45e3b92"}
 
 
 def test_size_and_cost_are_those_of_the_tensors(saved: tuple[CacheMap, Path]) -> None:
@@ -168,10 +168,10 @@ def test_altered_blocks_are_refused(change: Any, saved: tuple[CacheMap, Path]) -
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize("schema", [0, 3, "1", None])
+@pytest.mark.parametrize("schema", [0, 2, "3", None])
 def test_another_schema_is_refused(schema: Any, saved: tuple[CacheMap, Path]) -> None:
     rewrite(saved[1], lambda m: {**m, "schema": schema})
-    with pytest.raises(KvxferError, match=f"map schema {schema} is not 1 or 2"):
+    with pytest.raises(KvxferError, match=f"map schema {schema} is not 3"):
         CacheMap.load(saved[1])
 
 

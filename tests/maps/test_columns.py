@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -31,7 +30,7 @@ def ids() -> torch.Tensor:
 
 
 def content_of(pair: Pair, ids: torch.Tensor) -> KV:
-    return pair.content("source", pair.source.prefill_with_hidden(ids))
+    return pair.content("source", pair.source.prefill(ids, hidden=True))
 
 
 def make_map(pair: Pair, seed: int = 3) -> CacheMap:
@@ -51,7 +50,7 @@ def test_calibration_and_the_map_read_the_same_columns(tiny_pair: Pair, ids: tor
     layout = layout_for(tiny_pair, CalibrationSpec(features=EVERYTHING))
     random = draw_random(layout)
     extract = Extractor(tiny_pair, layout, LENGTH, skip, 1, random)
-    x, _ = extract(tiny_pair.source.prefill_with_hidden(ids), tiny_pair.target.prefill(ids), ids)
+    x, _ = extract(tiny_pair.source.prefill(ids, hidden=True), tiny_pair.target.prefill(ids), ids)
     content = content_of(tiny_pair, ids)
     known = TargetTokens.of(tiny_pair, ids, layout.blocks)
     kinds = set()
@@ -184,7 +183,7 @@ def test_a_random_block_without_weights_is_no_other_block(tiny_pair: Pair, ids: 
 
 
 def test_rows_whose_hidden_state_is_not_finite_are_found(tiny_pair: Pair, ids: torch.Tensor) -> None:
-    read = tiny_pair.source.prefill_with_hidden(ids).apply(torch.clone)
+    read = tiny_pair.source.prefill(ids, hidden=True).apply(torch.clone)
     assert finite_rows(read).tolist() == [True, True]
     assert read.hidden is not None
     read.hidden[1, 3, 5] = float("nan")
@@ -208,19 +207,6 @@ def test_missing_random_weights_are_refused(tiny_pair: Pair, tmp_path: Path, nam
     rewrite(tmp_path, lambda manifest: manifest)
     with pytest.raises(KvxferError, match="does not describe its tensors"):
         CacheMap.load(tmp_path)
-
-
-def test_maps_from_before_random_products_still_load(tiny_pair: Pair, tmp_path: Path) -> None:
-    written = make_map(tiny_pair).save(tmp_path)
-
-    def older(manifest: dict[str, Any]) -> dict[str, Any]:
-        return {("relu_layers" if key == "random_layers" else key): value for key, value in manifest.items()}
-
-    rewrite(tmp_path, older)
-    loaded = CacheMap.load(tmp_path).random
-    assert loaded is not None
-    assert written.random is not None
-    assert loaded.layers == written.random.layers == (0, 1)
 
 
 def test_designs_join_to_one_that_serves_both() -> None:

@@ -17,7 +17,7 @@ from kvxfer.experiment.stages.train import train
 from kvxfer.maps.artifact import CacheMap
 from kvxfer.maps.blocks import DESIGNS, KINDS, RANDOM, Block, Features
 from kvxfer.maps.random_features import RandomProducts, RandomRelu, random_columns
-from kvxfer.models.hf import LoadedModel
+from kvxfer.models.hf.model import LoadedModel
 from kvxfer.models.kv import KV
 from kvxfer.models.pair import Pair
 from kvxfer.moments.calibration import CalibrationSpec, layout_for
@@ -204,11 +204,11 @@ def test_a_killed_pass_goes_on_with_the_weights_it_had(
     settings = make_settings(tiny_pair.spec, tmp_path / "killed", calibration={"features": BOTH})
     prefill, calls = LoadedModel.prefill, []
 
-    def killed(self: LoadedModel, ids: torch.Tensor, past: KV | None = None) -> KV:
+    def killed(self: LoadedModel, ids: torch.Tensor, past: KV | None = None, hidden: bool = False) -> KV:
         calls.append(1)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return prefill(self, ids, past)
+        return prefill(self, ids, past, hidden)
 
     monkeypatch.setattr(LoadedModel, "prefill", killed)
     with pytest.raises(KeyboardInterrupt):

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from kvxfer.fitting.closed.ranks import Reduced
 
 from kvxfer.fitting.closed import HeadLocal
+from kvxfer.fitting.dials import Reduced
 from kvxfer.fitting.random_maps import random_map, with_random_trunks
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import CacheMap

@@ -10,7 +10,8 @@ import torch
 
 from kvxfer.experiment.identity import identity
 from kvxfer.models.ancestry import Ancestry, find_ancestry
-from kvxfer.models.pair import ModelSpec, Pair, PairSpec, load_pair
+from kvxfer.models.pair import Pair, load_pair
+from kvxfer.models.spec import ModelSpec, PairSpec
 from tests.doubles import make_double, save, tiny_model, tiny_tokenizer
 
 
@@ -76,5 +77,5 @@ def test_dropped_layers_are_part_of_identity_and_description(folder: Path) -> No
     assert identity(spec_of(folder, (1, 4, 4))) == pruned
     described = pair_of(folder, (1, 4)).describe()
     assert described["source"]["drop_layers"] == [1, 4]
-    assert "drop_layers" not in described["target"]
+    assert described["target"]["drop_layers"] == []
     assert (described["source"]["geometry"]["layers"], described["target"]["geometry"]["layers"]) == (4, 6)

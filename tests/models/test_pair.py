@@ -22,15 +22,11 @@ from transformers import (
 
 from kvxfer.errors import KvxferError
 from kvxfer.experiment.identity import identity
-from kvxfer.models.hf import LoadedModel, load_config, load_tokenizer, read_geometry
-from kvxfer.models.pair import (
-    ModelSpec,
-    Pair,
-    PairSpec,
-    check_geometries,
-    load_pair,
-    prove_rotary,
-)
+from kvxfer.models.hf.geometry import read_geometry
+from kvxfer.models.hf.load import load_config, load_tokenizer
+from kvxfer.models.hf.model import LoadedModel
+from kvxfer.models.pair import Pair, check_geometries, load_pair, prove_rotary
+from kvxfer.models.spec import ModelSpec, PairSpec
 from tests.doubles import DOUBLES, FAMILIES, WINDOW, make_double, save, tiny_model, tiny_tokenizer
 
 OPTIONS = Path(__file__).parents[2] / "configs" / "pair"

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from kvxfer.models import rope
-from kvxfer.models.hf import LoadedModel, read_geometry
+from kvxfer.models.hf.geometry import read_geometry
+from kvxfer.models.hf.model import LoadedModel
 from tests.doubles import FAMILIES, tiny_model, tiny_tokenizer
 
 

@@ -17,7 +17,7 @@ from kvxfer.files import RECORD, read_json
 from kvxfer.maps.blocks import DESIGNS, KINDS
 from kvxfer.maps.columns import columns
 from kvxfer.models import rope
-from kvxfer.models.hf import LoadedModel
+from kvxfer.models.hf.model import LoadedModel
 from kvxfer.models.kv import KV
 from kvxfer.models.pair import Pair
 from kvxfer.moments import schedule as planning
@@ -148,7 +148,7 @@ def test_too_many_rows_that_are_not_finite_end_the_pass(
     assert not list((tmp_path / "calibrate").glob("[!.]*"))
 
 
-def stopped(self: LoadedModel, ids: torch.Tensor, past: KV | None = None) -> KV:
+def stopped(self: LoadedModel, ids: torch.Tensor, past: KV | None = None, hidden: bool = False) -> KV:
     """In the place of a model's prefill, where none may be made."""
     raise ZeroDivisionError
 

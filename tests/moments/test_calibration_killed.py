@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from kvxfer.experiment.stages.calibrate import REPORT, calibrate
-from kvxfer.models.pair import Pair, PairSpec
+from kvxfer.models.pair import Pair
+from kvxfer.models.spec import PairSpec
 from kvxfer.moments import checkpoints, moments
 from kvxfer.moments.calibration import CALIBRATION_SPLITS, CalibrationSpec, accumulate, layout_for
 from kvxfer.moments.checkpoints import PassState, weighted_file

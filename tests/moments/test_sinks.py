@@ -12,7 +12,7 @@ import torch
 from kvxfer.experiment.stages import calibrate as stage
 from kvxfer.experiment.stages.calibrate import REPORT, calibrate
 from kvxfer.files import read_json
-from kvxfer.models.hf import LoadedModel
+from kvxfer.models.hf.model import LoadedModel
 from kvxfer.models.kv import KV
 from kvxfer.models.pair import Pair
 from kvxfer.moments.sinks import SinkCounter
@@ -94,8 +94,8 @@ def test_an_outlier_that_enters_the_moments_is_said(
     def planted_with_queries(self: LoadedModel, ids: torch.Tensor) -> tuple[KV, list[torch.Tensor]]:
         return self.prefill(ids), queries(self, ids)[1]
 
-    def planted(self: LoadedModel, ids: torch.Tensor, past: KV | None = None) -> KV:
-        kv = prefill(self, ids, past).apply(torch.clone)
+    def planted(self: LoadedModel, ids: torch.Tensor, past: KV | None = None, hidden: bool = False) -> KV:
+        kv = prefill(self, ids, past, hidden).apply(torch.clone)
         if self is tiny_pair.target:
             kv.keys[1][:, :, 2] *= 50
         return kv

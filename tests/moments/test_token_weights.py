@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvxfer.models.hf import LoadedModel, read_geometry
+from kvxfer.models.hf.geometry import read_geometry
+from kvxfer.models.hf.model import LoadedModel
 from kvxfer.moments.token_weights import attention_received, token_weights
 from tests.doubles import tiny_model, tiny_tokenizer
 from tests.samples import relative_error

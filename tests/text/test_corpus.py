@@ -17,7 +17,8 @@ from small_corpora import Stream, hub_spec, install_hub, make_documents, text_sp
 from kvxfer.errors import KvxferError
 from kvxfer.experiment.identity import identity
 from kvxfer.text import corpus
-from kvxfer.text.corpus import SPLITS, CorpusSpec, RowCounts, document_key, load_rows, split_of, toy_stories
+from kvxfer.text.corpus import document_key, load_rows, split_of, toy_stories
+from kvxfer.text.spec import SPLITS, CorpusSpec, RowCounts
 from kvxfer.toy.tokenizer import build_tokenizer
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "corpus"

@@ -16,7 +16,8 @@ from datasets.exceptions import DatasetNotFoundError
 from small_corpora import Stream, hub_spec, install_hub, make_documents, text_spec, tokenizer_of, write
 
 from kvxfer.errors import KvxferError
-from kvxfer.text.corpus import CorpusSpec, RowCounts, document_key, load_rows, split_of, toy_conversations, toy_stories
+from kvxfer.text.corpus import document_key, load_rows, split_of, toy_conversations, toy_stories
+from kvxfer.text.spec import CorpusSpec, RowCounts
 from kvxfer.toy.tokenizer import build_tokenizer
 
 

@@ -15,9 +15,11 @@ from omegaconf import OmegaConf
 
 from kvxfer.errors import KvxferError
 from kvxfer.experiment.identity import identity
-from kvxfer.models.hf import ModelSpec, load_tokenizer
+from kvxfer.models.hf.load import load_tokenizer
+from kvxfer.models.spec import ModelSpec
 from kvxfer.text import python
-from kvxfer.text.corpus import SPLITS, CorpusSpec, RowCounts, load_rows, split_of
+from kvxfer.text.corpus import load_rows, split_of
+from kvxfer.text.spec import SPLITS, CorpusSpec, RowCounts
 from tests.doubles import tiny_tokenizer
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "corpus"

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float
 
 from kvxfer.evals.statistics import gap_recovered, gap_recovered_nats
 from kvxfer.fitting.trained.specs import TRAINED, TrainerSpec
-from kvxfer.text.corpus import RowCounts
+from kvxfer.text.spec import RowCounts
 
 Json = Mapping[str, Any]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvxfer.errors import KvxferError
-from kvxfer.experiment.loggers import RunLogger, open_loggers
+from kvxfer.experiment.loggers import RunLogger, open_logger
 from kvxfer.experiment.runs import Run, open_run, run_id
 from kvxfer.experiment.settings import CalibrateSettings, TrainSettings
 from kvxfer.experiment.stages.random_map import refuse_random
@@ -72,11 +72,7 @@ def _calibrate_share(settings: CalibrateSettings) -> Path:
         if run.done:
             log.info("calibration %s is there already: %s", run.id, run.path)
             return run.path
-        columns, tags = settings.columns(), (settings.pair.label, settings.corpus.name)
-        name, group = f"{settings.pair.label}/calibrate", settings.logger.group or settings.pair.label
-        with open_loggers(
-            settings.logger, run.work, run.id, "calibrate", name, {**columns, "config": config}, group, tags
-        ) as out:
+        with open_logger(settings.logger, run, settings.columns()) as out:
             state = _run_pass(settings, run, out)
         # Not before: what a logger does at its end may take long, or be killed.
         state.clear()

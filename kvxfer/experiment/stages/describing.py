@@ -1,38 +1,23 @@
-"""What every evaluation records of the map and the text that it is about."""
+"""What is recorded and logged of a map, whatever made it and whoever asks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvxfer.experiment.loggers import RunLogger, open_loggers
-from kvxfer.experiment.runs import Run
-from kvxfer.experiment.settings import EvaluateSettings, dials, label
-from kvxfer.maps.artifact import CacheMap
+from kvxfer.experiment.loggers import RunLogger
+from kvxfer.experiment.settings import EvaluateSettings, dials
+from kvxfer.maps.artifact import MANIFEST, TENSORS, CacheMap
 from kvxfer.models.pair import Pair
+
+COSTS = ("parameters", "flops_per_token", "bytes_read_per_token", "bytes_written_per_token")
 
 
 def columns(settings: EvaluateSettings, cache_map: CacheMap) -> dict[str, Any]:
     """Flat columns from the map's own manifest: with ``map=`` it need not be the config's."""
-    m = cache_map.manifest
-    names = {key: m[key]["name"] for key in ("solver", "penalty", "rank", "features")}
     about = {"plan": settings.plan.name, "corpus": settings.corpus.name, "eval": settings.eval.name}
-    return {"pair": settings.pair.label, **names, **dials(m), **about}
-
-
-@contextmanager
-def evaluation_loggers(
-    settings: EvaluateSettings, run: Run, cache_map: CacheMap, inputs: dict[str, str]
-) -> Iterator[RunLogger]:
-    """The loggers of an evaluation's run, named by its map; ``inputs`` are the ids that they show."""
-    about = columns(settings, cache_map)
-    name, tags = label(about)
-    logged = {**about, "config": run.record["config"], "inputs": inputs}
-    group = settings.logger.group or settings.pair.label
-    with open_loggers(settings.logger, run.work, run.id, "evaluate", name, logged, group, tags) as out:
-        yield out
+    return {"pair": settings.pair.label, **dials(cache_map.manifest), **about}
 
 
 def describe_map(cache_map: CacheMap, directory: Path, pair: Pair, prompt: int) -> dict[str, Any]:
@@ -49,10 +34,18 @@ def describe_map(cache_map: CacheMap, directory: Path, pair: Pair, prompt: int) 
         # With method=all none was asked for: how many there are.
         "k": m["chosen"]["k"][0] if m["solver"]["k"] is None else m["solver"]["k"],
         **({"trained_on": m["base"]["run"], "trainer_seed": m["trainer"]["seed"]} if "trainer" in m else {}),
-        "parameters": cache_map.parameters,
-        "bytes": cache_map.bytes,
-        "flops_per_token": cache_map.flops_per_token,
-        "bytes_read_per_token": cache_map.bytes_read_per_token,
-        "bytes_written_per_token": cache_map.bytes_written_per_token,
+        **{cost: getattr(cache_map, cost) for cost in ("bytes", *COSTS)},
         "share_of_prefill_flops": cache_map.flops_per_token / pair.target.geometry.prefill_flops(prompt),
     }
+
+
+def log_map(
+    out: RunLogger, work: Path, cache_map: CacheMap, layers: Sequence[Mapping[str, Any]], found: dict[str, Any]
+) -> None:
+    """Log a new map with its costs, what was ``found`` of it, and a record for each of its layers and kinds."""
+    out.metrics({**{f"fit/{cost}": getattr(cache_map, cost) for cost in COSTS}, **found})
+    names = list(layers[0])
+    out.table("per_layer", names, [[record[name] for name in names] for record in layers])
+    out.artifact(
+        f"map-{cache_map.manifest['run_id']}", "kv-map", [work / MANIFEST, work / TENSORS], {"map": cache_map.hash}
+    )

@@ -14,18 +14,18 @@ from rich.console import Console
 from kvxfer.evals.evaluation import Evaluation, Subject
 from kvxfer.evals.latency.clocks import machine
 from kvxfer.evals.specs import FullSpec
-from kvxfer.experiment.loggers import RunLogger
+from kvxfer.experiment.loggers import RunLogger, open_logger
 from kvxfer.experiment.runs import Run, environment, open_run, run_seconds
 from kvxfer.experiment.settings import EvaluateSettings
-from kvxfer.experiment.stages.describing import describe_map, evaluation_loggers
-from kvxfer.experiment.stages.finding import find_map, find_reverse
+from kvxfer.experiment.stages.describing import columns, describe_map
 from kvxfer.experiment.stages.full import full
 from kvxfer.experiment.stages.random_map import refuse_random
+from kvxfer.experiment.stages.train import find_map, find_reverse
 from kvxfer.files import read_json, write_json
 from kvxfer.handoff.transfer import Transfer
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import CacheMap
-from kvxfer.models.hf import resolve_device
+from kvxfer.models.hf.load import resolve_device
 from kvxfer.models.pair import Load, Pair, load_pair
 from kvxfer.report.document import RESULTS, written
 from kvxfer.report.kinds import REPORTS
@@ -82,12 +82,18 @@ def evaluate(settings: EvaluateSettings, show: bool = True, load: Load = load_pa
         return full(settings, spec, directory, partial(evaluate, show=False, load=lru_cache(1)(load)), show)
     cache_map = CacheMap.load(directory)
     scene = Scene(settings, spec, cache_map, directory, find_reverse(settings, spec))
-    with open_run(settings.outputs, "evaluate", _config(scene), _inputs(scene), settings.force) as run:
+    config = {**settings.question(), "domains": [settings.read(each) for each in settings.domains]}
+    if spec.timed:
+        config["machine"] = machine(resolve_device(settings.pair.device))
+    inputs = {"train": cache_map.hash}
+    if scene.reverse is not None:
+        inputs["reverse"] = CacheMap.load(scene.reverse).hash
+    with open_run(settings.outputs, "evaluate", config, inputs, settings.force) as run:
         if run.done:
             log.info("evaluation %s is there already", run.id)
         else:
             shown = {"train": directory.name, "map": cache_map.hash}
-            with evaluation_loggers(settings, run, cache_map, shown) as out:
+            with open_logger(settings.logger, run, columns(settings, cache_map), shown) as out:
                 results = measure(scene, run, load)
                 write(results, run.work)
                 _log(out, results, run.work)
@@ -102,19 +108,6 @@ def evaluate(settings: EvaluateSettings, show: bool = True, load: Load = load_pa
         for warning in report.cautions(results["data"]):
             log.warning("%s: %s", title, warning)
     return written(run.path)
-
-
-def _config(scene: Scene) -> dict[str, Any]:
-    settings = scene.settings
-    config = {**settings.question(), "domains": [settings.read(each) for each in settings.domains]}
-    if scene.spec.timed:
-        config["machine"] = machine(resolve_device(settings.pair.device))
-    return config
-
-
-def _inputs(scene: Scene) -> dict[str, str]:
-    reverse = {} if scene.reverse is None else {"reverse": CacheMap.load(scene.reverse).hash}
-    return {"train": scene.cache_map.hash, **reverse}
 
 
 def measure(scene: Scene, run: Run, load: Load) -> dict[str, Any]:
@@ -151,7 +144,6 @@ def measure(scene: Scene, run: Run, load: Load) -> dict[str, Any]:
 
 
 def subject_of(scene: Scene, pair: Pair, shared: SharedRuns) -> Subject:
-    """What an evaluation is given."""
     settings = scene.settings
     return Subject(
         pair,

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from kvxfer.errors import KvxferError
-from kvxfer.experiment.loggers import RunLogger, open_loggers
+from kvxfer.experiment.loggers import RunLogger, open_logger
 from kvxfer.experiment.runs import Run, open_run, run_id
-from kvxfer.experiment.settings import TrainSettings, label
+from kvxfer.experiment.settings import TrainSettings
 from kvxfer.experiment.stages.calibrate import REPORT, calibrate, calibration_id, load_splits
+from kvxfer.experiment.stages.describing import log_map
 from kvxfer.files import RECORD, read_json, write_json
 from kvxfer.fitting.closed import Fit, Splits
-from kvxfer.maps.artifact import DIAGNOSTICS, MANIFEST, SELECTION, TENSORS, CacheMap
+from kvxfer.maps.artifact import DIAGNOSTICS, SELECTION, CacheMap
 from kvxfer.maps.blocks import KINDS
 from kvxfer.moments.random_file import RANDOM_FILE, load_random
 from kvxfer.progress import progress
@@ -33,19 +35,23 @@ def fit_map(settings: TrainSettings) -> Path:
     if settings.force or not known.is_file():
         # Not within the run, whose seconds are the fit's alone.
         find_calibration(settings)
-    with open_run(
-        settings.outputs, "train", settings.solver_config, {"calibrate": calibration_id(settings)}, settings.force
-    ) as run:
+    question = settings.solver_config, {"calibrate": calibration_id(settings)}
+    return map_run(settings, question, lambda run, out: _fit(settings, run, find_calibration(settings), out))
+
+
+def map_run(
+    settings: TrainSettings,
+    question: tuple[dict[str, Any], dict[str, str]],
+    make: Callable[[Run, RunLogger], None],
+    resumable: bool = False,
+) -> Path:
+    """The directory of a map's run, made now if it is not there; ``question`` is its config and its inputs."""
+    with open_run(settings.outputs, "train", *question, settings.force, resumable) as run:
         if run.done:
             log.info("map %s is there already: %s", run.id, run.path)
             return run.path
-        moments = find_calibration(settings)
-        columns, config = settings.columns(), settings.solver_config
-        about = {**columns, "config": config, "inputs": {"calibrate": moments.name}}
-        name, tags = label(columns)
-        group = settings.logger.group or settings.pair.label
-        with open_loggers(settings.logger, run.work, run.id, "train", name, about, group, tags) as out:
-            _fit(settings, run, moments, out)
+        with open_logger(settings.logger, run, settings.columns()) as out:
+            make(run, out)
         return run.commit()
 
 
@@ -104,7 +110,7 @@ def _fit(settings: TrainSettings, run: Run, moments: Path, out: RunLogger) -> No
     write_json(run.work / SELECTION, selection)
     r2_heatmap(selection, run.work / HEATMAP)
     curves_figure(fit.curves, run.work / CURVES)
-    _log(out, run, fit, fitted)
+    _log(out, run.work, fit, fitted)
 
 
 def _chosen(fit: Fit) -> dict[str, Any]:
@@ -117,20 +123,17 @@ def _chosen(fit: Fit) -> dict[str, Any]:
 
 
 def _warn(fit: Fit, splits: Splits) -> None:
-    raised = [f"{d['kind']} of layer {d['layer']}" for d in fit.diagnostics if d["raised"]]
-    if raised:
-        log.warning("penalty.lam had to be raised to keep the Gram positive definite: %s", ", ".join(raised))
-    edge = sum(d["at_grid_edge"] for d in fit.diagnostics)
-    if edge:
+    if raised := _outputs(fit, "raised"):
+        log.warning("penalty.lam had to be raised to keep the Gram positive definite: %s", raised)
+    if edge := sum(d["at_grid_edge"] for d in fit.diagnostics):
         log.warning(
             "%d of %d chosen λ lie on the edge of the grid: set penalty.lam to a value beyond it to see whether that "
             "is better",
             edge,
             len(fit.diagnostics),
         )
-    worse = [f"{d['kind']} of layer {d['layer']}" for d in fit.diagnostics if d["worse_than_isotropic"]]
-    if worse:
-        log.warning("penalty.alpha does worse than 0 (ridge) on the validation split: %s", ", ".join(worse))
+    if worse := _outputs(fit, "worse_than_isotropic"):
+        log.warning("penalty.alpha does worse than 0 (ridge) on the validation split: %s", worse)
     few = [
         f"{d['kind']} of layer {d['layer']} ({d['effective_tokens']:.0f})"
         for d in fit.diagnostics
@@ -147,6 +150,11 @@ def _warn(fit: Fit, splits: Splits) -> None:
             most,
             _RARE_TOKENS,
         )
+
+
+def _outputs(fit: Fit, what: str) -> str:
+    """The outputs of which something is true."""
+    return ", ".join(f"{d['kind']} of layer {d['layer']}" for d in fit.diagnostics if d[what])
 
 
 def _attention(fit: Fit) -> dict[str, float]:
@@ -175,22 +183,17 @@ def _attention(fit: Fit) -> dict[str, float]:
     return found
 
 
-def _log(out: RunLogger, run: Run, fit: Fit, fitted: CacheMap) -> None:
-    costs = ("parameters", "flops_per_token", "bytes_read_per_token", "bytes_written_per_token")
-    summary: dict[str, Any] = {f"fit/{cost}": getattr(fitted, cost) for cost in costs}
-    for kind in ("keys", "values"):
+def _log(out: RunLogger, work: Path, fit: Fit, fitted: CacheMap) -> None:
+    found: dict[str, Any] = {}
+    for kind in KINDS:
         rows = [d for d in fit.diagnostics if d["kind"] == kind]
         for split in ("fit", "validation", "held_out"):
             for measure in ("r2", "metric_r2"):
                 if f"{measure}_{split}" in rows[0]:
                     mean = sum(d[f"{measure}_{split}"] for d in rows) / len(rows)
-                    summary[f"fit/{measure}_{split}_{kind}"] = mean
-        log.info("mean held-out R² of %s: %.3f", kind, summary[f"fit/r2_held_out_{kind}"])
-    summary |= _attention(fit)
-    out.metrics(summary)
-    columns = list(fit.diagnostics[0])
-    out.table("per_layer", columns, [[record[c] for c in columns] for record in fit.diagnostics])
+                    found[f"fit/{measure}_{split}_{kind}"] = mean
+        log.info("mean held-out R² of %s: %.3f", kind, found[f"fit/r2_held_out_{kind}"])
+    log_map(out, work, fitted, fit.diagnostics, found | _attention(fit))
     for name in (HEATMAP, CURVES):
-        if (run.work / name).is_file():
-            out.figure(name.removesuffix(".png"), run.work / name)
-    out.artifact(f"map-{run.id}", "kv-map", [run.work / MANIFEST, run.work / TENSORS], {"map": fitted.hash})
+        if (work / name).is_file():
+            out.figure(name.removesuffix(".png"), work / name)

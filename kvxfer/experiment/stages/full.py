@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,47 +11,40 @@ from rich.console import Console
 
 from kvxfer.errors import KvxferError, NotApplicable
 from kvxfer.evals.specs import FullSpec
+from kvxfer.experiment.loggers import open_logger
 from kvxfer.experiment.runs import Run, environment, open_run
 from kvxfer.experiment.settings import EvaluateSettings
-from kvxfer.experiment.stages.describing import evaluation_loggers
+from kvxfer.experiment.stages.describing import columns
 from kvxfer.files import RECORD, file_sha256, read_json
 from kvxfer.maps.artifact import CacheMap
 from kvxfer.report.document import PAGE, RESULTS, written
 from kvxfer.report.full import decisive, measured, missing, overall
 from kvxfer.report.rendering import terminal, write
-from kvxfer.report.schema import SCHEMA
 
 log = logging.getLogger("kvxfer")
 
 Measure = Callable[[EvaluateSettings], list[Path]]
 
 
-@dataclass
-class _Parts:
-    """What became of every part: ``found`` in order, the folders of those measured, the failed ones by name."""
-
-    found: list[dict[str, Any]] = field(default_factory=list)
-    folders: dict[str, Path] = field(default_factory=dict)
-    failed: dict[str, str] = field(default_factory=dict)
-
-    def add(self, name: str, settings: EvaluateSettings | NotApplicable, measure: Measure) -> None:
-        """Measure a part, or keep why it was not: one that fails must not lose the others."""
-        try:
-            if isinstance(settings, NotApplicable):
-                raise settings
-            log.info("part %s", name)
-            folder = measure(settings)[-1].parent
-            seconds = float(read_json(folder / RECORD)["seconds"])
-            self.found.append(measured(name, read_json(folder / RESULTS), seconds))
-            self.folders[name] = folder
-        except NotApplicable as reason:
-            log.info("part %s is skipped: %s", name, reason)
-            self.found.append(missing(name, "skipped", str(reason)))
-        except Exception as error:
-            known = isinstance(error, KvxferError)
-            self.failed[name] = str(error) if known else f"{type(error).__name__}: {error}"
-            log.error("part %s failed: %s", name, self.failed[name], exc_info=not known)
-            self.found.append(missing(name, "failed", self.failed[name]))
+def _part(
+    name: str, settings: EvaluateSettings | NotApplicable, measure: Measure
+) -> tuple[dict[str, Any], Path | None]:
+    """A part's results and folder, or why it was not measured: one that fails must not lose the others."""
+    try:
+        if isinstance(settings, NotApplicable):
+            raise settings
+        log.info("part %s", name)
+        folder = measure(settings)[-1].parent
+        seconds = float(read_json(folder / RECORD)["seconds"])
+        return measured(name, read_json(folder / RESULTS), seconds), folder
+    except NotApplicable as reason:
+        log.info("part %s is skipped: %s", name, reason)
+        return missing(name, "skipped", str(reason)), None
+    except Exception as error:
+        known = isinstance(error, KvxferError)
+        said = str(error) if known else f"{type(error).__name__}: {error}"
+        log.error("part %s failed: %s", name, said, exc_info=not known)
+        return missing(name, "failed", said), None
 
 
 def full(
@@ -68,20 +60,25 @@ def full(
     Raises:
         KvxferError: no part could be measured, or some failed; the report of the others is written before.
     """
-    parts = _Parts()
-    for name, part in settings.parts.items():
-        parts.add(name, part, measure)
-    together = overall(parts.found)
+    found = {name: _part(name, part, measure) for name, part in settings.parts.items()}
+    parts = [part for part, _ in found.values()]
+    folders = {name: folder for name, (_, folder) in found.items() if folder is not None}
+    together = overall(parts)
     cache_map = CacheMap.load(directory)
-    gone = {p["name"]: [p["status"], p["reason"]] for p in parts.found if p["status"] != "measured"}
+    gone = {p["name"]: [p["status"], p["reason"]] for p in parts if p["status"] != "measured"}
     config = {"eval": {**settings.asked(), "missing": gone}, "pair": settings.pair_identity}
-    inputs = {"train": cache_map.hash, **{name: folder.name for name, folder in parts.folders.items()}}
+    inputs = {"train": cache_map.hash, **{name: folder.name for name, folder in folders.items()}}
     # A part that is measured again keeps its id, and may say something else.
-    inputs |= {f"{name}.sha256": file_sha256(folder / RESULTS) for name, folder in parts.folders.items()}
+    inputs |= {f"{name}.sha256": file_sha256(folder / RESULTS) for name, folder in folders.items()}
     with open_run(settings.outputs, "evaluate", config, inputs, settings.force) as run:
         if not run.done:
             results = _results(run, parts, together, inputs)
-            _write(settings, run, cache_map, results, parts.folders)
+            # The parts have logged their numbers themselves.
+            with open_logger(settings.logger, run, columns(settings, cache_map)) as out:
+                write(results, run.work, folders)
+                for figure in sorted((run.work / "figures").glob("*.png")):
+                    out.figure(figure.stem, figure)
+                out.artifact(f"eval-{run.id}", "kv-eval", written(run.work), {"map": cache_map.hash})
             run.commit()
             evidence = {key: value for key, value in results.items() if key not in ("data", "map")}
             cache_map.add_evidence(directory, run.id, evidence)
@@ -90,41 +87,22 @@ def full(
         Console().print(terminal(results))
     else:
         log.info("%s: %s", results["title"], results["verdict"]["sentence"])
-    if parts.failed:
-        said = "; ".join(f"{name}: {reason}" for name, reason in parts.failed.items())
-        raise KvxferError(f"{len(parts.failed)} of {len(parts.found)} parts failed ({said}); see {run.path / PAGE}")
+    if failed := [part for part in parts if part["status"] == "failed"]:
+        said = "; ".join(f"{part['name']}: {part['reason']}" for part in failed)
+        raise KvxferError(f"{len(failed)} of {len(parts)} parts failed ({said}); see {run.path / PAGE}")
     return written(run.path)
 
 
-def _results(run: Run, parts: _Parts, verdict: Mapping[str, Any], inputs: Mapping[str, str]) -> dict[str, Any]:
-    first = decisive(parts.found, verdict)["results"]
+def _results(
+    run: Run, parts: list[dict[str, Any]], verdict: Mapping[str, Any], inputs: Mapping[str, str]
+) -> dict[str, Any]:
+    first = decisive(parts, verdict)["results"]
     before = first["provenance"]
-    return {
-        "schema": SCHEMA,
-        "kind": FullSpec.kind,
-        "run_id": run.id,
-        "title": first["title"],
-        "pair": first["pair"],
-        "map": first["map"],
-        "verdict": dict(verdict),
-        "data": {"parts": parts.found},
-        "provenance": {
-            "inputs": {**inputs, "train": before["inputs"]["train"], "map": before["inputs"]["map"]},
-            "config": run.record["config"],
-            "prompt_tokens": before["prompt_tokens"],
-            "plan": before["plan"],
-            "environment": environment(),
-            "started": run.record["started"],
-        },
+    provenance = {
+        "inputs": {**inputs, "train": before["inputs"]["train"], "map": before["inputs"]["map"]},
+        "config": run.record["config"],
+        "environment": environment(),
+        "started": run.record["started"],
     }
-
-
-def _write(
-    settings: EvaluateSettings, run: Run, cache_map: CacheMap, results: dict[str, Any], folders: Mapping[str, Path]
-) -> None:
-    """All files, and what the loggers keep of them; the parts have logged their numbers themselves."""
-    with evaluation_loggers(settings, run, cache_map, run.record["inputs"]) as out:
-        write(results, run.work, folders)
-        for figure in sorted((run.work / "figures").glob("*.png")):
-            out.figure(figure.stem, figure)
-        out.artifact(f"eval-{run.id}", "kv-eval", written(run.work), {"map": results["map"]["sha256"]})
+    own = {"kind": FullSpec.kind, "run_id": run.id, "verdict": dict(verdict), "data": {"parts": parts}}
+    return {**first, **own, "provenance": {**before, **provenance}}

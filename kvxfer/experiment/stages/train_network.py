@@ -5,68 +5,61 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+from jaxtyping import Int
+from torch import Tensor
 
 from kvxfer.errors import KvxferError
+from kvxfer.evals.latency.clocks import Stopwatch
 from kvxfer.experiment.identity import identity
-from kvxfer.experiment.loggers import FileLogger, RunLogger, open_loggers
-from kvxfer.experiment.runs import Run, open_run, run_id, work_directory
-from kvxfer.experiment.settings import TrainSettings, label
-from kvxfer.experiment.solver_settings import Training
-from kvxfer.experiment.stages.fit import HEATMAP, fit_map, fitted_id, named_map
-from kvxfer.experiment.stages.trained_records import diagnostics, log_trained, log_training, time_to_map
+from kvxfer.experiment.loggers import RunLogger
+from kvxfer.experiment.runs import Run, run_id, work_directory
+from kvxfer.experiment.settings import Training, TrainSettings
+from kvxfer.experiment.stages.describing import log_map
+from kvxfer.experiment.stages.fit import HEATMAP, fit_map, fitted_id, map_run, named_map
 from kvxfer.files import RECORD, read_json, write_json
 from kvxfer.fitting.trained.networks import trained_outputs
+from kvxfer.fitting.trained.resuming import BEST, CHECKPOINTS
+from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import DIAGNOSTICS, SELECTION, TRAINING_RECORD, CacheMap
-from kvxfer.models.hf import resolve_device
+from kvxfer.maps.blocks import KINDS
+from kvxfer.maps.columns import read_source
+from kvxfer.models.hf.load import resolve_device
 from kvxfer.models.pair import Pair, load_pair
-from kvxfer.report.fit_figures import r2_heatmap
-from kvxfer.text.corpus import TRAINING, load_rows
+from kvxfer.report.fit_figures import r2_heatmap, training_figure
+from kvxfer.text.corpus import load_rows
+from kvxfer.text.spec import TRAINING
 
 log = logging.getLogger("kvxfer")
 
-CHECKPOINT = "best.ckpt"
-_TIMED_ROWS = 8
+CHECKPOINT, FIGURE = "best.ckpt", "training.png"
+_TIMED_ROWS, _ROUNDS = 8, 9
 _CALIBRATED = ("pair", "longest_context", "calibration", "calibrated_on", "kept_tokens", "weights")
 _FROM_BASE = (*_CALIBRATED, "chosen", "candidates")
 """What holds of a trained map because it holds of its base."""
 _RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")
 
 
-@dataclass(frozen=True)
-class Base:
-    """The map that is trained on: where it lies, and itself."""
+Record = Mapping[str, Any]
+
+
+class Base(NamedTuple):
+    """The map that is trained on."""
 
     directory: Path
     map: CacheMap
 
 
-@dataclass(frozen=True)
-class Question:
-    """What a trained map's run is the answer to.
-
-    Attributes:
-        config: the map's scientific config, with the text that it is trained on and the pair.
-        inputs: the base's calibration and the base, by its hash.
-    """
-
-    config: dict[str, Any]
-    inputs: dict[str, str]
-
-    @property
-    def id(self) -> str:
-        """The run's."""
-        return run_id("train", self.config, self.inputs)
-
-
 def trained_id(settings: TrainSettings) -> str | None:
     """The id of the trained map that these settings ask for; None while its base is missing, which is a part of it."""
     base = _known_base(settings)
-    return None if base is None else _question(settings, _checked(settings, base)).id
+    return None if base is None else run_id("train", *_question(settings, _checked(settings, base)))
 
 
 def train_network(settings: TrainSettings) -> Path:
@@ -79,20 +72,8 @@ def train_network(settings: TrainSettings) -> Path:
     question = _question(settings, base)
     settings = replace(settings, solver_config=training.config_on(base.map.manifest))
     if (rank := _rank(training)) > 0:
-        _take_part(settings, base, question, rank)
-    with open_run(
-        settings.outputs, "train", question.config, question.inputs, settings.force, resumable=not settings.force
-    ) as run:
-        if run.done:
-            log.info("map %s is there already: %s", run.id, run.path)
-            return run.path
-        columns = settings.columns()
-        name, tags = label(columns)
-        about = {**columns, "config": question.config, "inputs": question.inputs}
-        group = settings.logger.group or settings.pair.label
-        with open_loggers(settings.logger, run.work, run.id, "train", name, about, group, tags) as out:
-            _train(settings, run, base, out)
-        return run.commit()
+        _take_part(settings, base, run_id("train", *question), rank)
+    return map_run(settings, question, lambda run, out: _train(settings, run, base, out), not settings.force)
 
 
 def _training(settings: TrainSettings) -> Training:
@@ -129,7 +110,8 @@ def _checked(settings: TrainSettings, directory: Path) -> Base:
     return Base(directory, base)
 
 
-def _question(settings: TrainSettings, base: Base) -> Question:
+def _question(settings: TrainSettings, base: Base) -> tuple[dict[str, Any], dict[str, str]]:
+    """The config of a trained map's run, with the text that it is trained on and the pair, and its inputs."""
     manifest = base.map.manifest
     corpus = identity(settings.corpus, ["rows.evaluation"])
     inputs = {"train": base.map.hash}
@@ -137,7 +119,7 @@ def _question(settings: TrainSettings, base: Base) -> Question:
         inputs["calibrate"] = calibration
     config = {**_training(settings).config_on(manifest), "corpus": corpus}
     # A base that is named may be another pair's, which is refused when the models are there.
-    return Question({**config, "pair": settings.pair_identity}, inputs)
+    return {**config, "pair": settings.pair_identity}, inputs
 
 
 def _rank(training: Training) -> int:
@@ -147,16 +129,16 @@ def _rank(training: Training) -> int:
     return int(next((os.environ[name] for name in _RANKS if name in os.environ), 0))
 
 
-def _take_part(settings: TrainSettings, base: Base, question: Question, rank: int) -> NoReturn:
+def _take_part(settings: TrainSettings, base: Base, identifier: str, rank: int) -> NoReturn:
     """Train as one of several processes. The run is another's, who holds its lock and writes what comes of it."""
-    if settings.force or not (settings.outputs / "train" / question.id / RECORD).is_file():
+    if settings.force or not (settings.outputs / "train" / identifier / RECORD).is_file():
         if settings.pair.device in ("auto", "cuda") and resolve_device(settings.pair.device).type == "cuda":
             local = int(os.environ.get("LOCAL_RANK", rank))
             settings = replace(settings, pair=replace(settings.pair, device=f"cuda:{local}"))
-        work = work_directory(settings.outputs, "train", question.id)
+        work = work_directory(settings.outputs, "train", identifier)
         work.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory() as nowhere:
-            _fitted(settings, _loaded(settings, base), base, work, FileLogger(Path(nowhere), {}))
+            _fitted(settings, _loaded(settings, base), base, work, RunLogger(Path(nowhere), {}))
     raise SystemExit(0)
 
 
@@ -219,4 +201,103 @@ def _train(settings: TrainSettings, run: Run, base: Base, out: RunLogger) -> Non
     for file in run.work.rglob("*.ckpt"):
         if file.name != CHECKPOINT:
             file.unlink()
-    log_trained(out, run, saved, layers, timed["ratio"])
+    log_trained(out, run.work, saved, layers, timed["ratio"])
+
+
+if TYPE_CHECKING:
+    from kvxfer.fitting.trained.loop import TrainedMap
+
+log = logging.getLogger("kvxfer")
+
+
+def diagnostics(trained: CacheMap, record: Record) -> list[dict[str, Any]]:
+    """One flat record per target layer and kind, as the fit of a closed form has: measured on the held-out rows.
+
+    ``features`` are the columns that the output reads, ``r2_held_out`` and ``r2_held_out_base`` R² of the map and of
+    its base. ``attention_score_held_out`` and ``cosine_held_out`` are about the layer's attention output with both
+    kinds mapped.
+    """
+    own, base = record["held_out"]["trained"], record["held_out"]["base"]
+    r2 = {(row["layer"], row["kind"]): row["r2"] for row in own["r2"]}
+    before = {(row["layer"], row["kind"]): row["r2"] for row in base["r2"]}
+    layers = {row["layer"]: row for row in own["layers"]}
+    found = []
+    for output in sorted(trained.layers, key=lambda output: (KINDS.index(output[1]), output[0])):
+        layer, kind = output
+        columns = [trained.layers[output].weight.shape[1]]
+        columns += [trunk.inputs for trunk in trained.trunks if output in trunk.readouts]
+        found.append(
+            {
+                "layer": layer,
+                "kind": kind,
+                "features": max(columns),
+                "r2_held_out": r2[output],
+                "r2_held_out_base": before[output],
+                "attention_score_held_out": layers[layer]["attention_score"],
+                "cosine_held_out": layers[layer]["cosine"],
+            }
+        )
+    return found
+
+
+def log_training(out: RunLogger, work: Path, trained: TrainedMap) -> None:
+    """Draw, log and say how a training went; its steps were logged as they were made."""
+    record = trained.record
+    best = next(look for look in record["history"] if look["step"] == record["best_step"])
+    training_figure(record["history"], record["base_val_kl"], work / FIGURE)
+    out.figure(Path(FIGURE).stem, work / FIGURE)
+    about = {"step": best["step"], "val_kl": best["val_kl"], "question": trained.question}
+    out.artifact(f"checkpoint-{trained.question[:12]}", "checkpoint", [work / CHECKPOINTS / BEST], about)
+    summary = {f"train/{k}": record[k] for k in ("steps", "best_step", "seconds", "seconds_per_step")}
+    summary |= {"train/trained_parameters": record["trained_parameters"], "validation/base_kl": record["base_val_kl"]}
+    found = record["held_out"]
+    for name, own in found.items():
+        summary |= {f"held_out/{name}_{key}": own[key] for key in ("kl", "cosine", "attention_score")}
+    out.metrics(summary)
+    log.info(
+        "held-out rows: KL %.4f nats per token (base %.4f), attention-output cosine %.4f (base %.4f)",
+        *(found[name][key] for key in ("kl", "cosine") for name in ("trained", "base")),
+    )
+    if best["val_kl"] >= record["base_val_kl"]:
+        log.warning(
+            "the best checkpoint's validation KL, %.4f, is not below the base's, %.4f: the training gains nothing",
+            best["val_kl"],
+            record["base_val_kl"],
+        )
+
+
+def time_to_map(pair: Pair, base: CacheMap, trained: CacheMap, ids: Int[Tensor, "rows tokens"]) -> dict[str, Any]:
+    """Seconds in which a map and its base map some rows at once: both in every round, after one that does not count.
+
+    Returns:
+        ``tokens`` that are mapped, ``base`` and ``trained`` (median seconds), and ``ratio``, the median of the rounds'.
+    """
+    device = pair.target.device
+    watch, ids = Stopwatch(device), ids.to(device)
+    mappers = [Mapper(each, device, pair=pair) for each in (base, trained)]
+    content = pair.content("source", read_source(pair, ids, mappers[0].extras))
+    rounds = [[watch.of(lambda: mapper.map(content, ids)) for mapper in mappers] for _ in range(1 + _ROUNDS)][1:]  # noqa: B023
+    medians = [statistics.median(each) for each in zip(*rounds, strict=True)]
+    ratio = statistics.median(own / before for before, own in rounds)
+    return {"tokens": ids.numel(), "base": medians[0], "trained": medians[1], "ratio": ratio}
+
+
+def log_trained(out: RunLogger, work: Path, trained: CacheMap, layers: Sequence[Record], ratio: float) -> None:
+    """Log what a closed form's fit logs too; the training has logged its own numbers.
+
+    Args:
+        ratio: of the time to map to its base's.
+    """
+    summary = {"fit/map_seconds_ratio": ratio}
+    log.info("time to map: %.2f times the base's", ratio)
+    for kind in KINDS:
+        own = [row for row in layers if row["kind"] == kind]
+        for suffix in ("", "_base"):
+            summary[f"fit/r2_held_out_{kind}{suffix}"] = sum(row[f"r2_held_out{suffix}"] for row in own) / len(own)
+        log.info(
+            "mean held-out R² of %s: %.3f (base %.3f)",
+            kind,
+            summary[f"fit/r2_held_out_{kind}"],
+            summary[f"fit/r2_held_out_{kind}_base"],
+        )
+    log_map(out, work, trained, layers, summary)

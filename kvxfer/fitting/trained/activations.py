@@ -12,7 +12,7 @@ from torch import Tensor
 from kvxfer.errors import KvxferError
 from kvxfer.maps.blocks import Block
 from kvxfer.maps.columns import TargetTokens, read_source
-from kvxfer.models.hf import Observed
+from kvxfer.models.hf.observing import Observed
 from kvxfer.models.kv import KV, LayerTensors
 from kvxfer.models.pair import Pair
 

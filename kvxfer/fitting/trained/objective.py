@@ -15,8 +15,7 @@ from kvxfer.fitting.trained.activations import Activations
 from kvxfer.fitting.trained.measures import Measures, Spread
 from kvxfer.fitting.trained.specs import Trained
 from kvxfer.models import rope
-from kvxfer.models.hf import Followed
-from kvxfer.models.hf.observing import TRAINED_INSTEAD
+from kvxfer.models.hf.observing import TRAINED_INSTEAD, Followed
 from kvxfer.models.kv import KV
 from kvxfer.models.pair import Pair
 

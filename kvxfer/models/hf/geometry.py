@@ -9,7 +9,7 @@ from transformers import AutoModel, PreTrainedConfig
 
 from kvxfer.errors import KvxferError
 from kvxfer.models.geometry import Geometry, Rotary
-from kvxfer.models.hf.rotary import find_rotary, rotary_dim
+from kvxfer.models.hf.rotary import find_rotary
 
 ROTARY_TYPES = ("default", "linear", "llama3", "yarn")
 LAYOUTS = ("full_attention", "sliding_attention")
@@ -49,7 +49,7 @@ def read_geometry(config: PreTrainedConfig, name: str) -> Geometry:
         rotary=Rotary(
             type=parameters["rope_type"],
             theta=float(parameters["rope_theta"]),
-            dim=rotary_dim(rotary),
+            dim=2 * rotary.inv_freq.shape[-1],
             scaling=float(rotary.attention_scaling),
             parameters=parameters,
         ),

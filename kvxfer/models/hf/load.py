@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-from transformers.utils import logging
 
 from kvxfer.errors import KvxferError
 from kvxfer.models.files import PACKAGED
 from kvxfer.models.hf.geometry import read_geometry
 from kvxfer.models.hf.model import LoadedModel
-from kvxfer.models.hf.packaged import unpack
+from kvxfer.models.hf.packaged import no_bars, unpack
 from kvxfer.models.hf.pruning import prune_config, prune_model
 from kvxfer.models.spec import ModelSpec, check_exists, content_digest
 
@@ -71,7 +70,9 @@ def load_model(spec: ModelSpec, dtype: str, device: str, attention: str, key: st
     alone = config.get_text_config(decoder=True) is config
     kind = AutoModelForCausalLM if alone else AutoModelForImageTextToText
     options = {"dtype": number, "attn_implementation": attention}
-    with _bars_for_large(located):
+    folder = located.folder
+    small = folder is not None and sum(file.stat().st_size for file in folder.iterdir()) < SMALL_BYTES
+    with no_bars() if small else nullcontext():
         whole = _read(pinned, key, "weights", lambda at, rest: kind.from_pretrained(at, **options, **rest))
     lm = whole if alone else _language_model(whole, f"{key} {spec.model}")
     prune_model(lm, spec.drop_layers, key)
@@ -102,20 +103,6 @@ def _language_model(whole: Any, name: str) -> Any:
     setattr(lm, lm.base_model_prefix, decoder)
     lm.set_output_embeddings(whole.get_output_embeddings())
     return lm
-
-
-@contextmanager
-def _bars_for_large(spec: ModelSpec) -> Iterator[None]:
-    """No progress bars while a small local checkpoint loads."""
-    small = spec.folder is not None and sum(f.stat().st_size for f in spec.folder.iterdir()) < SMALL_BYTES
-    if not (small and logging.is_progress_bar_enabled()):
-        yield
-        return
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.enable_progress_bar()
 
 
 def _one_of(value: str, choices: dict[str, Any], key: str) -> Any:

@@ -17,8 +17,7 @@ from transformers import DynamicCache
 from kvxfer.errors import KvxferError
 from kvxfer.models.geometry import Geometry
 from kvxfer.models.hf.cache import build_cache, cache_keyword, read_cache
-from kvxfer.models.hf.observing import Followed, Observed, captured_outputs, output_projections, softmax_scales
-from kvxfer.models.hf.queries import captured_queries
+from kvxfer.models.hf.observing import Followed, Observed, captured_outputs, captured_queries, output_projections
 from kvxfer.models.hf.rotary import cos_sin, find_rotary
 from kvxfer.models.kv import KV, LayerTensors
 
@@ -67,18 +66,13 @@ class LoadedModel:
         self._trims_logits = "logits_to_keep" in inspect.signature(lm.forward).parameters
 
     @torch.inference_mode()
-    def prefill(self, ids: Ids, past: KV | None = None) -> KV:
-        """The cache of ``past`` and ``ids`` together, from the body alone (no vocabulary logits)."""
-        return self.export(self.begin(ids, past))
+    def prefill(self, ids: Ids, past: KV | None = None, hidden: bool = False) -> KV:
+        """The cache of ``past`` and ``ids`` together, from the body alone (no vocabulary logits).
 
-    @torch.inference_mode()
-    def prefill_with_hidden(self, ids: Ids, past: KV | None = None) -> KV:
-        """The cache of ``past`` and ``ids`` with the final hidden states: the last layer's output after the final norm.
-
-        That is what the body returns as ``last_hidden_state`` and what the vocabulary projection reads. A ``past`` must
-        have its own.
+        With ``hidden`` it has the final hidden states: the last layer's output after the final norm, which the
+        vocabulary projection reads. A ``past`` must then have its own.
         """
-        return self.export(self.begin(ids, past, hidden=True))
+        return self.export(self.begin(ids, past, hidden))
 
     @torch.inference_mode()
     def begin(self, ids: Ids, past: KV | None = None, hidden: bool = False) -> Running:
@@ -114,14 +108,13 @@ class LoadedModel:
     @torch.inference_mode()
     def next_logits(self, running: Running, ids: Ids) -> Float[Tensor, "batch vocab"]:
         """Read more tokens and return the logits of what follows them, those of the last alone where possible."""
-        last = {"logits_to_keep": 1} if self._trims_logits else {}
-        return self._forward(self.lm, ids, running.cache, **last).logits[:, -1]
+        return self._last_logits(ids, running.cache, 1)[:, -1]
 
     @contextmanager
-    def without_layers(self) -> Iterator[None]:
-        """Embedding, final norm and vocabulary projection alone: what a forward costs whatever the depth."""
+    def without_layers(self, but: int = 0) -> Iterator[None]:
+        """Embedding, final norm and vocabulary projection with so many first layers: without, what any depth costs."""
         layers = self.body.layers
-        self.body.layers = layers[:0]
+        self.body.layers = layers[:but]
         try:
             yield
         finally:
@@ -133,17 +126,14 @@ class LoadedModel:
 
         ``past`` itself is left as it is.
         """
-        keep = ids.shape[1] if keep is None else keep
-        last = {"logits_to_keep": keep} if self._trims_logits else {}
-        return self._forward(self.lm, ids, self._cache(past), **last).logits[:, -keep:].float()
+        return self._last_logits(ids, self._cache(past), ids.shape[1] if keep is None else keep).float()
 
     @torch.inference_mode()
     def steps(self, ids: Ids, past: KV | None) -> Generator[Float[Tensor, "batch vocab"], Int[Tensor, " batch"], None]:
         """Decode one token at a time: yields float32 logits, and is sent the tokens that were chosen from them."""
-        cache = self._cache(past)
-        last = {"logits_to_keep": 1} if self._trims_logits else {}
+        running = self.inject(past)
         while True:
-            chosen = yield self._forward(self.lm, ids.to(self.device), cache, **last).logits[:, -1].float()
+            chosen = yield self.next_logits(running, ids).float()
             ids = chosen[:, None]
 
     @property
@@ -225,7 +215,16 @@ class LoadedModel:
         Raises:
             KvxferError: a layer's attention is more than a softmax of these products.
         """
-        return softmax_scales(self.body, self.name, self.geometry.head_dim, instead)
+        found = []
+        for number, layer in enumerate(self.body.layers):
+            for extra in ("attn_logit_softcapping", "sinks"):
+                if getattr(layer.self_attn, extra, None) is not None:
+                    raise KvxferError(
+                        f"{self.name}: layer {number}'s attention has {extra}, which kvxfer does not compute; set "
+                        f"{instead}"
+                    )
+            found.append(float(getattr(layer.self_attn, "scaling", self.geometry.head_dim**-0.5)))
+        return found
 
     @torch.inference_mode()
     def embeddings(self, ids: Ids) -> Float[Tensor, "batch tokens hidden"]:
@@ -235,13 +234,9 @@ class LoadedModel:
     @torch.inference_mode()
     def first_layer(self, ids: Ids) -> KV:
         """The cache of the first layer alone: a function of each token and its position, not of other tokens."""
-        layers = self.body.layers
         cache = self._cache(None)
-        try:
-            self.body.layers = layers[:1]
+        with self.without_layers(but=1):
             self._forward(self.body, ids, cache)
-        finally:
-            self.body.layers = layers
         return KV([cache.layers[0].keys], [cache.layers[0].values])
 
     def output_grams(self) -> Float[Tensor, "layers kv_heads dim dim"]:
@@ -280,6 +275,10 @@ class LoadedModel:
 
     def _cache(self, past: KV | None) -> DynamicCache:
         return build_cache(None if past is None else past.apply(lambda x: x.to(self.device, self.dtype)))
+
+    def _last_logits(self, ids: Ids, cache: DynamicCache, keep: int) -> Float[Tensor, "batch kept vocab"]:
+        last = {"logits_to_keep": keep} if self._trims_logits else {}
+        return self._forward(self.lm, ids, cache, **last).logits[:, -keep:]
 
     def _forward(self, module: Any, ids: Ids, cache: DynamicCache, **options: Any) -> Any:
         """One forward with positions and mask spelt out; it extends ``cache``."""

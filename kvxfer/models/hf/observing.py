@@ -1,18 +1,24 @@
-"""What a model's attention is made of and gives: softmax scales, output projections, and their outputs as they pass."""
+"""What a model's attention reads and gives: its queries and outputs as they pass, and its output projections."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from kvxfer.errors import KvxferError
 from kvxfer.models.kv import KV, LayerTensors
 
+_caught: ContextVar[dict[int, Tensor]] = ContextVar("caught")
 TRAINED_INSTEAD = "solver=ridge or another closed form, which does without"
 
 LayerOutputs = list[Float[Tensor, "batch tokens hidden"]]
@@ -73,14 +79,36 @@ def output_projections(body: Any, name: str, instead: str) -> list[Any]:
     return found
 
 
-def softmax_scales(body: Any, name: str, head_dim: int, instead: str) -> list[float]:
-    """What each layer multiplies products of queries and keys with; one that does more than a softmax is refused."""
-    found = []
-    for number, layer in enumerate(body.layers):
-        for extra in ("attn_logit_softcapping", "sinks"):
-            if getattr(layer.self_attn, extra, None) is not None:
-                raise KvxferError(
-                    f"{name}: layer {number}'s attention has {extra}, which kvxfer does not compute; set {instead}"
-                )
-        found.append(float(getattr(layer.self_attn, "scaling", head_dim**-0.5)))
-    return found
+@contextmanager
+def captured_queries(body: Any) -> Iterator[dict[int, Tensor]]:
+    """Inside the block, a forward of ``body`` leaves each layer's queries in the dictionary, by layer index.
+
+    They are as attention sees them (rotated and scaled by the model), caught on their way into the attention function.
+    The attention implementation is the model's own ("sdpa" in place of a fused one) and is put back on the way out.
+    """
+    configs = list({id(m.config): m.config for m in body.modules() if hasattr(m, "config")}.values())
+    before = [(config, config._attn_implementation) for config in configs]
+    base = "eager" if body.config._attn_implementation == "eager" else "sdpa"
+    name = f"kvxfer_queries_{base}"
+    AttentionInterface.register(name, _catching_eager if base == "eager" else _catching_sdpa)
+    AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS[base])
+    found: dict[int, Tensor] = {}
+    token = _caught.set(found)
+    try:
+        for config, _ in before:
+            config._attn_implementation = name
+        yield found
+    finally:
+        _caught.reset(token)
+        for config, implementation in before:
+            config._attn_implementation = implementation
+
+
+def _catching_sdpa(module: Any, query: Tensor, *args: Any, **kwargs: Any) -> Any:
+    _caught.get()[module.layer_idx] = query
+    return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, *args, **kwargs)
+
+
+def _catching_eager(module: Any, query: Tensor, *args: Any, **kwargs: Any) -> Any:
+    _caught.get()[module.layer_idx] = query
+    return sys.modules[type(module).__module__].eager_attention_forward(module, query, *args, **kwargs)

@@ -69,12 +69,22 @@ def _convert(file: Path, folder: Path) -> None:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """No advice about packed weights and no bar for writing while a GGUF is read; reading has a bar of its own."""
-    bars, level = library_logging.is_progress_bar_enabled(), library_logging.get_verbosity()
-    library_logging.disable_progress_bar()
+    level = library_logging.get_verbosity()
     library_logging.set_verbosity_error()
+    try:
+        with no_bars():
+            yield
+    finally:
+        library_logging.set_verbosity(level)
+
+
+@contextmanager
+def no_bars() -> Iterator[None]:
+    """The library shows no progress bars."""
+    bars = library_logging.is_progress_bar_enabled()
+    library_logging.disable_progress_bar()
     try:
         yield
     finally:
-        library_logging.set_verbosity(level)
         if bars:
             library_logging.enable_progress_bar()

@@ -6,7 +6,7 @@ language model is built.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -30,54 +30,51 @@ _LLAMA = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
-
-
-def _yarn(theta: float) -> dict[str, Any]:
-    return {
-        "rope_type": "yarn",
-        "rope_theta": theta,
-        "factor": 16.0,
-        "original_max_position_embeddings": 16384,
-        "beta_fast": 32.0,
-        "beta_slow": 1.0,
-        "mscale": 1.0,
-        "mscale_all_dim": 1.0,
-        "llama_4_scaling_beta": 0.1,
-    }
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e6,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16384,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A decoder's shape as its config gives it; ``billions`` are the parameters that its publisher states."""
+    """A decoder's shape under its config's names; ``billions`` are the parameters that its publisher states."""
 
-    kind: str
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    feed_forward: int
-    vocabulary: int
-    positions: int
-    rotary: dict[str, Any] = field(repr=False)
+    model_type: str
+    num_hidden_layers: int
+    hidden_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    intermediate_size: int
+    vocab_size: int
+    max_position_embeddings: int
+    rope_parameters: dict[str, Any] = field(repr=False)
     billions: float
-    tied: bool = False
+    tie_word_embeddings: bool = False
     head_dim: int = 128
 
 
 PUBLISHED = {
-    "qwen3-0.6b": Shape("qwen3", 28, 1024, 16, 8, 3072, 151936, 40960, _QWEN, 0.596, tied=True),
-    "qwen3-1.7b": Shape("qwen3", 28, 2048, 16, 8, 6144, 151936, 40960, _QWEN, 1.72, tied=True),
-    "qwen3-4b": Shape("qwen3", 36, 2560, 32, 8, 9728, 151936, 40960, _QWEN, 4.02, tied=True),
+    "qwen3-0.6b": Shape("qwen3", 28, 1024, 16, 8, 3072, 151936, 40960, _QWEN, 0.596, True),
+    "qwen3-1.7b": Shape("qwen3", 28, 2048, 16, 8, 6144, 151936, 40960, _QWEN, 1.72, True),
+    "qwen3-4b": Shape("qwen3", 36, 2560, 32, 8, 9728, 151936, 40960, _QWEN, 4.02, True),
     "qwen3-8b": Shape("qwen3", 36, 4096, 32, 8, 12288, 151936, 40960, _QWEN, 8.19),
     "qwen3-14b": Shape("qwen3", 40, 5120, 40, 8, 17408, 151936, 40960, _QWEN, 14.77),
     "qwen3-32b": Shape("qwen3", 64, 5120, 64, 8, 25600, 151936, 40960, _QWEN, 32.76),
-    "qwen2.5-1.5b": Shape("qwen2", 28, 1536, 12, 2, 8960, 151936, 32768, _QWEN, 1.54, tied=True),
-    "qwen2.5-3b": Shape("qwen2", 36, 2048, 16, 2, 11008, 151936, 32768, _QWEN, 3.09, tied=True),
+    "qwen2.5-1.5b": Shape("qwen2", 28, 1536, 12, 2, 8960, 151936, 32768, _QWEN, 1.54, True),
+    "qwen2.5-3b": Shape("qwen2", 36, 2048, 16, 2, 11008, 151936, 32768, _QWEN, 3.09, True),
     "llama-3.1-8b": Shape("llama", 32, 4096, 32, 8, 14336, 128256, 131072, _LLAMA, 8.03),
     "llama-3.1-70b": Shape("llama", 80, 8192, 64, 8, 28672, 128256, 131072, _LLAMA, 70.55),
-    "ministral3-3b": Shape("ministral3", 26, 3072, 32, 8, 9216, 131072, 262144, _yarn(1e6), 3.4, tied=True),
-    "ministral3-8b": Shape("ministral3", 34, 4096, 32, 8, 14336, 131072, 262144, _yarn(1e6), 8.4),
-    "ministral3-14b": Shape("ministral3", 40, 5120, 32, 8, 16384, 131072, 262144, _yarn(1e9), 13.5),
+    "ministral3-3b": Shape("ministral3", 26, 3072, 32, 8, 9216, 131072, 262144, _YARN, 3.4, True),
+    "ministral3-8b": Shape("ministral3", 34, 4096, 32, 8, 14336, 131072, 262144, _YARN, 8.4),
+    "ministral3-14b": Shape("ministral3", 40, 5120, 32, 8, 16384, 131072, 262144, _YARN | {"rope_theta": 1e9}, 13.5),
     "mistral-nemo-12b": Shape("mistral", 40, 5120, 32, 8, 14336, 131072, 131072, _QWEN, 12.25),
 }
 """By the name that ``pair.source`` and ``pair.target`` take under ``pair=geometry``."""
@@ -92,25 +89,13 @@ def published_config(name: str, layers: int | None, key: str) -> PreTrainedConfi
         raise KvxferError(
             f"{key}={name}: no published shape of that name; with pair=geometry there are {', '.join(PUBLISHED)}"
         )
-    shape = PUBLISHED[name]
-    options = {} if shape.kind != "mistral" else {"sliding_window": None}
-    return AutoConfig.for_model(
-        shape.kind,
-        num_hidden_layers=shape.layers if layers is None else min(layers, shape.layers),
-        hidden_size=shape.hidden,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        intermediate_size=shape.feed_forward,
-        vocab_size=shape.vocabulary,
-        max_position_embeddings=shape.positions,
-        rope_parameters=dict(shape.rotary),
-        tie_word_embeddings=shape.tied,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=None,
-        **options,
-    )
+    shape = asdict(PUBLISHED[name])
+    del shape["billions"]
+    if layers is not None:
+        shape["num_hidden_layers"] = min(layers, shape["num_hidden_layers"])
+    if shape["model_type"] == "mistral":
+        shape["sliding_window"] = None
+    return AutoConfig.for_model(**shape, bos_token_id=None, eos_token_id=None, pad_token_id=None)
 
 
 def published_geometry(name: str, layers: int | None, key: str) -> Geometry:

@@ -19,11 +19,6 @@ def find_rotary(body: nn.Module, name: str) -> Any:
     return rotary
 
 
-def rotary_dim(rotary: Any) -> int:
-    """How many of a head's columns turn."""
-    return 2 * rotary.inv_freq.shape[-1]
-
-
 @torch.inference_mode()
 def cos_sin(
     rotary: Any, tokens: int, start: int, device: torch.device

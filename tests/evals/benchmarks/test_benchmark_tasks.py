@@ -21,7 +21,7 @@ from kvxfer.experiment.identity import identity
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.plan import Plan
 from kvxfer.models.pair import Pair
-from kvxfer.text.corpus import CorpusSpec
+from kvxfer.text.spec import CorpusSpec
 from kvxfer.toy.tokenizer import build_tokenizer
 from tests.exact_maps import exact_map, with_itself
 from tests.harness_pairs import own_model

@@ -12,7 +12,9 @@ import pytest
 
 from kvxfer.errors import KvxferError
 from kvxfer.evals.latency.vllm import KEYS, figures_for, floor_seconds
-from kvxfer.models.hf import ModelSpec, load_config, read_geometry
+from kvxfer.models.hf.geometry import read_geometry
+from kvxfer.models.hf.load import load_config
+from kvxfer.models.spec import ModelSpec
 from tests.benchmark_scripts import load_benchmark
 
 HAS_VLLM = importlib.util.find_spec("vllm") is not None

@@ -19,8 +19,10 @@ from kvxfer.maps.columns import read_source
 from kvxfer.maps.linear import LinearLayer
 from kvxfer.maps.trunks import Trunk
 from kvxfer.models import rope
-from kvxfer.models.hf import LoadedModel, read_geometry
-from kvxfer.models.pair import ModelSpec, Pair, PairSpec
+from kvxfer.models.hf.geometry import read_geometry
+from kvxfer.models.hf.model import LoadedModel
+from kvxfer.models.pair import Pair
+from kvxfer.models.spec import ModelSpec, PairSpec
 from kvxfer.moments.calibration import CalibrationSpec, layout_for
 from kvxfer.moments.probe import PROBE, Probe
 from kvxfer.moments.probe_pass import save_probe

@@ -47,7 +47,7 @@ def store_of(pair: Pair, gib: float = 1.0, rows: int = 5, **options: Any) -> Act
 def test_a_batch_is_what_the_models_make_of_its_rows(dtype: torch.dtype) -> None:
     pair = pair_of("llama-yarn", dtype)
     found, ids = store_of(pair).batch([3, 1]), rows_of(5)[[3, 1]]
-    source = pair.content("source", pair.source.prefill_with_hidden(ids))
+    source = pair.content("source", pair.source.prefill(ids, hidden=True))
     kv, queries = pair.target.queries(ids)
     own = pair.content("target", kv)
     known = TargetTokens.of(pair, ids, tuple(EXTRAS))

@@ -12,7 +12,9 @@ from transformers.utils import logging
 
 from kvxfer.errors import KvxferError
 from kvxfer.models.files import folder_digest
-from kvxfer.models.hf import ModelSpec, load, load_config, load_model, load_tokenizer, resolve_device
+from kvxfer.models.hf import load
+from kvxfer.models.hf.load import load_config, load_model, load_tokenizer, resolve_device
+from kvxfer.models.spec import ModelSpec
 from tests.doubles import make_double, save, tiny_model, tiny_tokenizer
 
 

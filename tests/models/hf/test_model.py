@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from kvxfer.errors import KvxferError
-from kvxfer.models.hf import LoadedModel, read_geometry
+from kvxfer.models.hf.geometry import read_geometry
+from kvxfer.models.hf.model import LoadedModel
 from kvxfer.models.kv import KV
 from tests.doubles import FAMILIES, tiny_model, tiny_tokenizer
 
@@ -111,12 +112,12 @@ def test_noise_is_added_to_the_logits_of_each_step() -> None:
 
 def test_hidden_states_of_two_prefills_are_those_of_one() -> None:
     model, ids = loaded("llama-default"), rows()
-    whole = model.prefill_with_hidden(ids)
-    parts = model.prefill_with_hidden(ids[:, 11:], model.prefill_with_hidden(ids[:, :11]))
+    whole = model.prefill(ids, hidden=True)
+    parts = model.prefill(ids[:, 11:], model.prefill(ids[:, :11], hidden=True), hidden=True)
     assert parts.hidden is not None
     assert torch.allclose(parts.hidden, whole.hidden, atol=1e-5)
     with pytest.raises(KvxferError, match="no hidden states"):
-        model.prefill_with_hidden(ids[:, 11:], model.prefill(ids[:, :11]))
+        model.prefill(ids[:, 11:], model.prefill(ids[:, :11]), hidden=True)
 
 
 def test_an_empty_past_is_no_past() -> None:

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from kvxfer.errors import KvxferError
-from kvxfer.models.hf import LoadedModel, read_geometry
+from kvxfer.models.hf.geometry import read_geometry
+from kvxfer.models.hf.model import LoadedModel
 from kvxfer.models.kv import KV
 from tests.doubles import tiny_model, tiny_tokenizer
 

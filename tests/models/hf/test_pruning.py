@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from kvxfer.errors import KvxferError
-from kvxfer.models.hf import ModelSpec, load_config, load_model
+from kvxfer.models.hf.load import load_config, load_model
+from kvxfer.models.spec import ModelSpec
 from tests.doubles import make_double, save, tiny_model, tiny_tokenizer
 
 IDS = torch.tensor([[5, 6, 7, 8, 9, 10]])

@@ -19,15 +19,14 @@ from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import CacheMap
 from kvxfer.maps.blocks import DESIGNS
 from kvxfer.maps.plan import Plan
-from kvxfer.models.hf import PUBLISHED, published_geometry, random_model
-from kvxfer.models.hf.published import Shape
+from kvxfer.models.hf.published import PUBLISHED, Shape, published_geometry, random_model
 from kvxfer.models.pair import load_pair
 from tests.doubles import DOUBLES
 from tests.small_runs import results_of, run, settings_of
 
 ROTARY = {"rope_type": "default", "rope_theta": 1e6}
 SMALL = {
-    "small": Shape("qwen3", 6, 32, 4, 2, 64, 300, 4096, ROTARY, 0.0, tied=True, head_dim=16),
+    "small": Shape("qwen3", 6, 32, 4, 2, 64, 300, 4096, ROTARY, 0.0, True, head_dim=16),
     "large": Shape("qwen3", 8, 48, 8, 2, 96, 300, 4096, ROTARY, 0.0, head_dim=16),
 }
 GEOMETRY = ["pair=geometry", "pair.source=small", "pair.target=large", "solver.k=3", "eval=latency"]
@@ -48,7 +47,7 @@ def test_a_shape_has_as_many_parameters_as_its_publisher_says(name):
     assert model.geometry == model.whole
     assert model.geometry.head_dim == 128
     assert model.geometry.window is None
-    assert model.geometry.rotary.theta == PUBLISHED[name].rotary["rope_theta"]
+    assert model.geometry.rotary.theta == PUBLISHED[name].rope_parameters["rope_theta"]
 
 
 @pytest.mark.parametrize("option", ["qwen3_0.6b_4b", "qwen3_14b_32b", "llama3.1_8b_70b", "ministral3_8b_14b"])

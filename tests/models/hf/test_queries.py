@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from kvxfer.models.hf import LoadedModel, read_geometry
-from kvxfer.models.hf.queries import captured_queries
+from kvxfer.models.hf.geometry import read_geometry
+from kvxfer.models.hf.model import LoadedModel
+from kvxfer.models.hf.observing import captured_queries
 from tests.doubles import tiny_model, tiny_tokenizer
 
 

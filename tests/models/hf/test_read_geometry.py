@@ -25,7 +25,7 @@ from transformers import (
 )
 
 from kvxfer.errors import KvxferError
-from kvxfer.models.hf import read_geometry
+from kvxfer.models.hf.geometry import read_geometry
 from tests.doubles import FAMILIES, ROTARY, tiny_model
 
 
