@@ -76,7 +76,11 @@ def check_fit(
             f"a lower plan.exact_first={plan.exact_first})"
         )
     errors = content_errors(pair, mapper, plan, ids)
-    outputs = [_compared(output, errors.by_output[output].r2(), recorded[output]) for output in sorted(recorded)]
+    outputs: list[dict[str, Any]] = []
+    for layer, kind in sorted(recorded):
+        r2, fits = errors.by_output[layer, kind].r2(), recorded[layer, kind]
+        values = {"r2": r2, "drop": fits - r2} if math.isfinite(r2) else {"r2": None, "drop": None}
+        outputs.append({"layer": layer, "kind": kind, "recorded": fits, **values})
     below = [row for row in outputs if row["drop"] is None or row["drop"] > TOLERATED_DROP]
     worst = max(outputs, key=lambda row: math.inf if row["drop"] is None else row["drop"])
     return {
@@ -87,10 +91,3 @@ def check_fit(
         "tokens": tokens,
         "passed": not below,
     }
-
-
-def _compared(output: Output, r2: float, recorded: float) -> dict[str, Any]:
-    layer, kind = output
-    finite = math.isfinite(r2)
-    values = {"r2": r2, "drop": recorded - r2} if finite else {"r2": None, "drop": None}
-    return {"layer": layer, "kind": kind, "recorded": recorded, **values}

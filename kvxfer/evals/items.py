@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,11 +37,6 @@ class Item:
     def right(self) -> int:
         """The place of the right candidate."""
         return next(n for n, candidate in enumerate(self.candidates) if self.answer[: len(candidate)] == candidate)
-
-    @property
-    def chance(self) -> float | None:
-        """Accuracy of guessing among the candidates."""
-        return 1 / len(self.candidates) if self.candidates else None
 
 
 @dataclass(frozen=True)
@@ -151,6 +146,16 @@ def batches(items: list[Item], size: int) -> Iterator[Batch]:
             part = group[start : start + size]
             prompts = torch.tensor([item.prompt for item in part])
             yield Batch(part, prompts, context, torch.tensor([donors[item.id].prompt for item in part]))
+
+
+def equal_lengths(things: Sequence[Any], size: int, key: Callable[[Any], int] = len) -> Iterator[list[Any]]:
+    """Slices of things of one length, longest first: what does not fit into memory fails at once."""
+    by_length: dict[int, list[Any]] = {}
+    for thing in things:
+        by_length.setdefault(key(thing), []).append(thing)
+    for _, group in sorted(by_length.items(), reverse=True):
+        for start in range(0, len(group), size):
+            yield group[start : start + size]
 
 
 def donors_of(items: list[Item]) -> list[Item]:

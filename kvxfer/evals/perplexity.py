@@ -1,25 +1,126 @@
-"""Perplexity of text that follows a handed-over prefix, at several prefix lengths and in several domains."""
+"""Perplexity of text that follows a prefix, in several domains, the same scored tokens at every length of the prefix.
+
+So lengths are paired: does a map hold at prefixes longer than the rows it was calibrated on?
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
+from jaxtyping import Float
 
 from kvxfer.errors import KvxferError
-from kvxfer.evals.conditions import Prepared, prefix_conditions
+from kvxfer.evals.conditions import prefix_conditions
 from kvxfer.evals.evaluation import Evaluation, Subject
-from kvxfer.evals.items import Batch, Item
-from kvxfer.evals.lengths import compared
-from kvxfer.evals.prefixes import Ends, same_ends
-from kvxfer.evals.records import evaluate_items
+from kvxfer.evals.items import Batch, Item, equal_lengths
+from kvxfer.evals.scoring import evaluate_items
 from kvxfer.evals.specs import PerplexitySpec
-from kvxfer.evals.statistics import summarise
+from kvxfer.evals.statistics import outcome, paired_difference, ratio_difference, summarise
 from kvxfer.progress import progress
 from kvxfer.text import toy
+from kvxfer.text.corpus import leading_bos, load_rows
 from kvxfer.text.spec import CorpusSpec
+
+Ends = dict[int, list[Item]]
+"""Items by prefix length: the n-th item of every length is the same row with the same answer."""
+
+
+def same_ends(corpus: CorpusSpec, tokenizer: Any, rows: int, lengths: Sequence[int], scored: int) -> Ends:
+    """At most so many rows of the evaluation split whose last ``scored`` tokens follow prefixes of all lengths.
+
+    Of text, a shorter prefix is the end of a longer one, after the BOS that the tokenizer puts before every text. In
+    the toy world that would cut off the facts that are asked about, so there a longer prefix is the shortest one with
+    filler sentences between its sentences. A row's document, for statistics, is the one that its scored tokens end in.
+    """
+    shortest, longest = min(lengths), max(lengths)
+    is_toy = corpus.kind in toy.KINDS
+    length = (shortest if is_toy else longest) + scored
+    try:
+        found = load_rows(replace(corpus, length=length), tokenizer, "evaluation", rows, fewer=True)
+    except KvxferError as error:
+        raise KvxferError(f"eval.prefixes={sorted(lengths)} and eval.scored={scored} ask for {error}") from error
+    bos = leading_bos(tokenizer)
+    items: dict[int, list[Item]] = {length: [] for length in sorted(lengths)}
+    for n, (tokens, documents) in enumerate(zip(found.tokens.tolist(), found.documents, strict=True)):
+        head, answer = tokens[:-scored], tokens[-scored:]
+        for length in items:
+            if is_toy:
+                prefix = toy.lengthened(tokenizer, head, documents[-1], length)
+            else:
+                prefix = [*bos, *head[len(head) - length + len(bos) :]]
+            items[length].append(Item(str(n), documents[-1], found.domain, tuple(prefix), length, tuple(answer)))
+    return items
+
+
+Items = Sequence[Mapping[str, Any]]
+
+
+def _nats(items: Items, condition: str) -> Float[np.ndarray, " items"]:
+    return np.array([item["nats"][condition] for item in items])
+
+
+def gap(items: Items) -> dict[str, float | None]:
+    """The source's nats per token less the ceiling's, with the paired test that says whether there is a gap at all."""
+    tokens, documents = np.array([item["tokens"] for item in items]), [item["document"] for item in items]
+    return _row(paired_difference(_nats(items, "source"), _nats(items, "ceiling"), documents, tokens))
+
+
+def change(before: Items, after: Items) -> dict[str, dict[str, float | None]]:
+    """What a longer prefix changes, second less first, on the same scored tokens.
+
+    Returns:
+        ``ceiling``: nats per token of the target itself; ``loss``: those that the mapped cache costs against it;
+        ``gap_recovered``: the share of the gap between source and ceiling. Each ``difference``, ``ci_low``,
+        ``ci_high``, ``p``: paired t over documents, and for the share its delta-method form.
+    """
+    documents, tokens = [item["document"] for item in after], np.array([item["tokens"] for item in after])
+    shorter, longer = ({c: _nats(items, c) for c in ("ceiling", "source", "mapped")} for items in (before, after))
+    loss, loss_before = (nats["mapped"] - nats["ceiling"] for nats in (longer, shorter))
+    shares, shares_before = (
+        (nats["source"] - nats["mapped"], nats["source"] - nats["ceiling"]) for nats in (longer, shorter)
+    )
+    return {
+        "ceiling": _row(paired_difference(longer["ceiling"], shorter["ceiling"], documents, tokens)),
+        "loss": _row(paired_difference(loss, loss_before, documents, tokens)),
+        "gap_recovered": ratio_difference(shares, shares_before, documents),
+    }
+
+
+def compared(points: Sequence[Mapping[str, Any]], calibrated: int | None) -> dict[str, Any]:
+    """What every length of one domain changes from the reference: the calibrated length, or else the shortest.
+
+    Args:
+        points: of one domain, by ascending prefix, with their items.
+    """
+    lengths = [point["prefix"] for point in points]
+    known = calibrated in lengths
+    reference = calibrated if known else lengths[0]
+    before = points[lengths.index(reference)]["items"]
+    found = []
+    for point in points:
+        test = gap(point["items"])
+        row = {"prefix": point["prefix"], "gap": test, "has_gap": has_gap(test)}
+        if point["prefix"] != reference:
+            row["change"] = change(before, point["items"])
+        found.append(row)
+    documents = {item["document"] for item in before}
+    about = {"domain": points[0]["domain"], "rows": len(before), "documents": len(documents)}
+    return {**about, "reference": reference, "reference_is_calibrated": known, "lengths": found}
+
+
+def _row(test: Mapping[str, float | int]) -> dict[str, float | None]:
+    return {**{key: float(test[key]) for key in ("difference", "ci_low", "ci_high")}, "p": float(test["t_p"])}
+
+
+def has_gap(test: Mapping[str, Any]) -> bool:
+    """Whether the ceiling is shown to beat the source: only there can a map do so."""
+    ci = (test["ci_low"], test["ci_high"])
+    return outcome(test["p"], test["difference"], ci, higher_is_better=True) == "better"
+
 
 FEWEST_ROWS = 8
 """An automatic length is left out of a text with fewer rows of it (or than ``eval.rows``, if that is less)."""
@@ -30,7 +131,6 @@ class Perplexity(PerplexitySpec, Evaluation):
     """``eval=perplexity``: what it measures."""
 
     def measure(self, subject: Subject) -> dict[str, Any]:
-        """Conditions and tests for every domain and prefix length, and what each length changes."""
         calibrated = subject.calibrated_length
         found: dict[str, Any] = {"calibrated_length": calibrated, "scored": self.scored}
         found |= {"points": [], "domains": [], "notes": []}
@@ -39,7 +139,7 @@ class Perplexity(PerplexitySpec, Evaluation):
             ends = self._ends(subject, drawn, self._lengths(calibrated), found["notes"])
             if ends is None:
                 continue
-            points = [self._point(subject, corpus.name, prefix, items) for prefix, items in ends.items.items()]
+            points = [self._point(subject, corpus.name, prefix, items) for prefix, items in ends.items()]
             found["points"] += points
             found["domains"].append({**compared(points, calibrated), "lengthened": corpus.kind in toy.KINDS})
         return found
@@ -60,9 +160,9 @@ class Perplexity(PerplexitySpec, Evaluation):
         if self.prefixes:
             subject.pair.check_length(lengths[-1] + self.scored, "eval.prefixes")
             ends = same_ends(corpus, tokenizer, self.rows, lengths, self.scored)
-            if len(ends) < self.rows:
+            if (count := len(ends[lengths[0]])) < self.rows:
                 raise KvxferError(
-                    f"eval.rows={self.rows}: {corpus.name} has only {len(ends)} rows of {lengths[-1] + self.scored} "
+                    f"eval.rows={self.rows}: {corpus.name} has only {count} rows of {lengths[-1] + self.scored} "
                     "tokens for evaluation; lower eval.rows or the longest of eval.prefixes"
                 )
             return ends
@@ -73,9 +173,10 @@ class Perplexity(PerplexitySpec, Evaluation):
                 notes.append(f"No prefix of {longest} tokens: the models reach {limit} tokens, scored ones included.")
             else:
                 ends = same_ends(corpus, tokenizer, self.rows, lengths, self.scored)
-                has = f"{corpus.name} has only {len(ends)} rows of {needed} tokens for evaluation"
-                if len(ends) >= min(FEWEST_ROWS, self.rows):
-                    notes += [f"{has}."] if len(ends) < self.rows else []
+                count = len(ends[longest])
+                has = f"{corpus.name} has only {count} rows of {needed} tokens for evaluation"
+                if count >= min(FEWEST_ROWS, self.rows):
+                    notes += [f"{has}."] if count < self.rows else []
                     return ends
                 notes.append(f"No prefix of {longest} tokens of {corpus.name}: {has}.")
             lengths = lengths[:-1]
@@ -84,18 +185,11 @@ class Perplexity(PerplexitySpec, Evaluation):
         return None
 
     def _point(self, subject: Subject, name: str, prefix: int, items: list[Item]) -> dict[str, Any]:
-        def conditions(batch: Batch) -> dict[str, Prepared]:
-            return prefix_conditions(subject.transfer, batch.prompt)
-
-        rows = max(1, self.batch_tokens // (prefix + self.scored))
+        parts = equal_lengths(items, max(1, self.batch_tokens // (prefix + self.scored)), lambda item: len(item.prompt))
+        prompts = [(part, torch.tensor([item.prompt for item in part])) for part in parts]
+        batches = [Batch(part, prompt, prefix, prompt) for part, prompt in prompts]
         with progress(f"perplexity {name} {prefix}", len(items), "rows") as advance:
-            records = list(evaluate_items(list(_batches(items, rows)), conditions, None, advance).values())
+            found = evaluate_items(batches, lambda b: prefix_conditions(subject.transfer, b.prompt), None, advance)
+        records = list(found.values())
         summary = {key: value for key, value in summarise(records).items() if key in ("conditions", "tests")}
         return {"domain": name, "prefix": prefix, **summary, "items": records}
-
-
-def _batches(items: list[Item], rows: int) -> Iterator[Batch]:
-    for start in range(0, len(items), rows):
-        part = items[start : start + rows]
-        prompts = torch.tensor([item.prompt for item in part])
-        yield Batch(part, prompts, part[0].context, prompts)

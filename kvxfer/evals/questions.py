@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from kvxfer.evals.evaluation import Evaluation, Subject
 from kvxfer.evals.fit_check import FEWEST_TOKENS, check_fit
 from kvxfer.evals.gates import run_gates
 from kvxfer.evals.items import Batch, batches, choice_items, text_items, toy_items
-from kvxfer.evals.records import Records, evaluate_items
+from kvxfer.evals.scoring import Records, evaluate_items
 from kvxfer.evals.specs import QuestionsSpec
 from kvxfer.evals.statistics import summarise
 from kvxfer.files import read_json
@@ -136,18 +137,17 @@ def _baseline(pair: Pair, plan: Plan, asked: Asked) -> dict[str, Any]:
     gates = run_gates(pair, asked.batches[0])
     second: Records = {}
 
+    def given(batch: Batch, plan: Plan = plan) -> dict[str, Prepared]:
+        return given_conditions(pair, plan, batch.prompt)
+
     def all_of(batch: Batch) -> dict[str, Prepared]:
-        return {**own_conditions(pair, batch.prompt, batch.context), **given_conditions(pair, plan, batch.prompt)}
+        return {**own_conditions(pair, batch.prompt, batch.context), **given(batch)}
 
     with progress(f"baselines {pair.name}", asked.items * (2 if asked.two_tables else 1), "items") as advance:
         records = evaluate_items(asked.batches, all_of, asked.stop, advance)
         if asked.two_tables:
-            question = asked.question(plan)
-
-            def given(batch: Batch) -> dict[str, Prepared]:
-                return given_conditions(pair, question, batch.prompt)
-
-            second = evaluate_items(asked.batches, given, asked.stop, advance, baselines=records)
+            question = partial(given, plan=asked.question(plan))
+            second = evaluate_items(asked.batches, question, asked.stop, advance, baselines=records)
     both = {"items": list(records.values()), "story_only": list(second.values())}
     return {"gates": gates, "prompt_tokens": asked.prompt, **both}
 

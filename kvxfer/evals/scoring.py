@@ -1,15 +1,17 @@
-"""Scores of items under one condition: log-likelihoods of given tokens, and free answers."""
+"""Scores of items under conditions: likelihoods of given tokens, free answers; and the records that keep them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from kvxfer.evals.conditions import Prepared
-from kvxfer.evals.items import Item
+from kvxfer.evals.conditions import HANDED, OWN, PRUNED, Prepared
+from kvxfer.evals.items import Batch, Item
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,10 @@ def score(prepared: Prepared, items: list[Item], stop: int | None) -> list[Score
     if len(items[0].answer) > len(items[0].candidates[items[0].right]):
         nats = -token_log_likelihoods(prepared, torch.tensor([item.answer for item in items])).double().sum(1)
     chosen = sums.argmax(1)
-    written = [None] * len(items) if stop is None else _generated(prepared, items, stop)
+    written: list[bool | None] = [None] * len(items)
+    if stop is not None:
+        tokens = prepared.model.generate(prepared.tail, prepared.past, len(items[0].answer) + 1, stop).tolist()
+        written = [tuple(row) == (*item.answer, stop) for row, item in zip(tokens, items, strict=True)]
     return [Score(float(n), bool(c), w) for n, c, w in zip(nats.double(), chosen == right, written, strict=True)]
 
 
@@ -67,7 +72,54 @@ def candidate_log_likelihoods(prepared: Prepared, items: list[Item]) -> Float[Te
     return sums.masked_fill(torch.arange(most) >= counts[:, None], -torch.inf)
 
 
-def _generated(prepared: Prepared, items: list[Item], stop: int) -> list[bool | None]:
-    length = len(items[0].answer)
-    tokens = prepared.model.generate(prepared.tail, prepared.past, length + 1, stop).tolist()
-    return [tuple(row) == (*item.answer, stop) for row, item in zip(tokens, items, strict=True)]
+Records = dict[str, dict[str, Any]]
+
+
+def empty_records(items: list[Item]) -> Records:
+    """One record per item, in order, without scores."""
+    records = {}
+    for item in items:
+        record: dict[str, Any] = {"id": item.id, "document": item.document, "kind": item.kind}
+        record |= {"tokens": len(item.answer), "nats": {}}
+        if item.candidates:
+            record |= {"chance": 1 / len(item.candidates), "correct": {}, "generated": {}}
+        records[item.id] = record
+    return records
+
+
+def add_scores(records: Records, name: str, prepared: Prepared, items: list[Item], stop: int | None) -> None:
+    """Score items of one batch under one condition into their records."""
+    for item, result in zip(items, score(prepared, items, stop), strict=True):
+        for measure, value in vars(result).items():
+            if value is not None:
+                records[item.id][measure][name] = value
+
+
+@torch.inference_mode()
+def evaluate_items(
+    batches: list[Batch],
+    conditions: Callable[[Batch], dict[str, Prepared]],
+    stop: int | None,
+    advance: Callable[[int], None],
+    baselines: Records | None = None,
+) -> Records:
+    """Score every batch under every condition.
+
+    Args:
+        conditions: what the target is handed for a batch, by condition.
+        stop: the token that ends a free answer, or None for no free answers.
+        baselines: records of the same items; those of their conditions that are not prepared are taken over.
+    """
+    records = empty_records([item for batch in batches for item in batch.items])
+    for batch in batches:
+        prepared = conditions(batch)
+        for name in (*OWN, *HANDED, *PRUNED):
+            if name in prepared:
+                add_scores(records, name, prepared[name], batch.items, stop)
+            elif baselines is not None:
+                for item in batch.items:
+                    for measure, scores in baselines[item.id].items():
+                        if isinstance(scores, dict) and name in scores:
+                            records[item.id][measure][name] = scores[name]
+        advance(len(batch.items))
+    return records

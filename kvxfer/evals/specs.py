@@ -47,6 +47,11 @@ class EvaluationSpec:
             if (value := getattr(self, key)) is not None and value < lowest:
                 raise KvxferError(f"eval.{key}={value} must be {lowest} or more")
 
+    def tokens_or_null(self, key: str, least: int) -> None:
+        """Refuse a field that is neither None nor so many tokens."""
+        if (value := getattr(self, key)) is not None and value < least:
+            raise KvxferError(f"eval.{key}={value} must be {least} tokens or more, or null")
+
 
 def _of_choices(key: str) -> dict[str, Any]:
     """Of a field that is read where it is asked which text follows."""
@@ -84,10 +89,8 @@ class QuestionsSpec(EvaluationSpec):
         if self.answer < 1:
             raise KvxferError(f"eval.answer={self.answer} must be 1 token or more")
         self.at_least(stories=2, questions=1, batch_size=2, seed=0)
-        if self.length is not None and self.length < 8:
-            raise KvxferError(f"eval.length={self.length} must be 8 tokens or more, or null")
-        if self.prefix is not None and self.prefix < 2:
-            raise KvxferError(f"eval.prefix={self.prefix} must be 2 tokens or more, or null")
+        self.tokens_or_null("length", 8)
+        self.tokens_or_null("prefix", 2)
 
 
 @dataclass(frozen=True)
@@ -137,8 +140,7 @@ class DiagnosticsSpec(EvaluationSpec):
 
     def __post_init__(self) -> None:
         self.at_least(scored=1, rows=2, batch_tokens=1, seed=0)
-        if self.prefix is not None and self.prefix < 2:
-            raise KvxferError(f"eval.prefix={self.prefix} must be 2 tokens or more, or null")
+        self.tokens_or_null("prefix", 2)
 
 
 @dataclass(frozen=True)
@@ -165,8 +167,7 @@ class GenerationSpec(EvaluationSpec):
         self.at_least(stories=2, questions=1, rows=2, new_tokens=1, batch_size=1, samples=0, seed=0)
         if not 0 < self.temperature < float("inf"):
             raise KvxferError(f"eval.temperature={self.temperature} must be above 0 (greedy decoding is always there)")
-        if self.prefix is not None and self.prefix < 2:
-            raise KvxferError(f"eval.prefix={self.prefix} must be 2 tokens or more, or null")
+        self.tokens_or_null("prefix", 2)
 
 
 @dataclass(frozen=True)

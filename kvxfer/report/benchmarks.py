@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 from operator import itemgetter
 from pathlib import Path
 
-import numpy as np
 from matplotlib.axes import Axes
 
 from kvxfer.evals.statistics import Outcome, outcome, paired_item
-from kvxfer.report.figures import COLOURS, CONTROL, LINE, MUTED, canvas, tidy
-from kvxfer.report.first_screen import FirstScreen
-from kvxfer.report.kind_report import Json, KindReport
-from kvxfer.report.numbers import NOTHING, interval, p_text, p_value, percent, points
+from kvxfer.report.figures import COLOURS, CONTROL, LINE, MUTED, SHARES, canvas, label, tidy
+from kvxfer.report.kind_report import FirstScreen, Json, KindReport
+from kvxfer.report.numbers import NOTHING, interval, p_value, percent, percent_in, points
 from kvxfer.report.prose import fill
 from kvxfer.report.table import Table
-from kvxfer.report.verdict import WORDS, Kind, Verdict
+from kvxfer.report.verdict import KINDS, SAID, WORDS, Kind, Verdict, in_accuracy
 from kvxfer.report.wording import condition_name
 
 FIGURE = "lm_eval_benchmarks.png"
@@ -33,45 +30,37 @@ class BenchmarksReport(KindReport):
     logged = "eval/lm_eval"
 
     def verdict(self, data: Json) -> Verdict:
-        """All samples together against the source, then every task by itself, corrected for their number."""
         pooled, single = data["pooled"], data["benchmarks"]
         test = pooled["tests"]["mapped_vs_source"]
-        overall, by_task = (
-            _outcome(test),
-            {each["name"]: _outcome(each["tests"]["mapped_vs_source"]) for each in single},
-        )
+        overall = _outcome(test)
+        by_task = {each["name"]: _outcome(each["tests"]["mapped_vs_source"]) for each in single}
         counted = pooled["benchmarks"]
         where = f"on {counted[0]}" if len(counted) == 1 else f"on {len(counted)} benchmarks"
         mixed = {"better", "worse"} <= {overall, *by_task.values()}
-        kinds: dict[Outcome, Kind] = {"better": "beats", "worse": "worse", "none": "none"}
-        kind: Kind = "mixed" if mixed else kinds[overall]
-        said = {
-            "better": "beats the source",
-            "worse": "is worse than the source",
-            "none": "is not shown to beat the source",
-        }
-        head = f"{WORDS[kind]}: the mapped cache {said[overall]} {where}"
+        kind: Kind = "mixed" if mixed else KINDS[overall]
+        head = f"{WORDS[kind]}: the mapped cache {SAID[KINDS[overall]]} {where}"
         scores = (percent(pooled["conditions"][name]["accuracy"]) for name in ("mapped", "source"))
         sentence = (
-            f"{head}, with {' against '.join(scores)} of {test['n']} questions "
-            f"({points(test['accuracy_difference'])}, 95 % interval {interval(test['accuracy_ci'])}, "
-            f"{_test_name(test)} {p_text(test['accuracy_p'])})"
+            f"{head}, with {' against '.join(scores)} of {test['n']} questions ({in_accuracy(test, _test_name(test))})"
         )
         if left_out := [each["name"] for each in single if each["name"] not in counted]:
             sentence += f", without {' and '.join(left_out)}, whose answers are not simply right or wrong"
         if len(single) > 1:
-            sentence += f"; by benchmark, corrected for their number (Holm): {_listed(by_task)}"
+            words = {"better": "better on", "worse": "worse on", "none": "no difference shown on"}
+            groups = {said: [name for name, found in by_task.items() if found == key] for key, said in words.items()}
+            listed = ", ".join(f"{said} {' and '.join(names)}" for said, names in groups.items() if names)
+            sentence += f"; by benchmark, corrected for their number (Holm): {listed}"
         return Verdict(kind, head, f"{sentence}.")
 
     def first_screen(self, data: Json) -> FirstScreen:
-        """A line for each benchmark, and those on which the map is worse than the source."""
-        table = Table.of(
-            _benchmarks(data),
-            ("Benchmark", itemgetter("name")),
-            *((condition_name(name, short=True), partial(_score, name=name)) for name in _SHOWN[:3]),
-            ("Gap recovered", lambda each: percent(each["conditions"]["mapped"]["gap_recovered"])),
-            ("p, source", lambda each: p_value(each["tests"]["mapped_vs_source"]["accuracy_p"])),
-        )
+        rows = []
+        for each in _benchmarks(data):
+            conditions, test = each["conditions"], each["tests"]["mapped_vs_source"]
+            scores = (percent_in(conditions[name], "accuracy") for name in _SHOWN[:3])
+            recovered = percent(conditions["mapped"]["gap_recovered"])
+            rows.append((each["name"], *scores, recovered, p_value(test["accuracy_p"])))
+        names = (condition_name(name, short=True) for name in _SHOWN[:3])
+        table = Table(("Benchmark", *names, "Gap recovered", "p, source"), rows)
         tests = [(each["name"], each["tests"]["mapped_vs_source"]) for each in data["benchmarks"]]
         against = [
             f"{name}: worse than the source by {points(-test['accuracy_difference'])}."
@@ -81,7 +70,6 @@ class BenchmarksReport(KindReport):
         return FirstScreen(table, f"figures/{FIGURE}", "Scores by benchmark with 95 % intervals", against)
 
     def sections(self, data: Json) -> str:
-        """Four rows for every benchmark, the tests, and how they were asked."""
         others = [
             (each["name"], measure, *(percent(values[name]) for name in _SHOWN))
             for each in data["benchmarks"]
@@ -90,8 +78,7 @@ class BenchmarksReport(KindReport):
         names = (condition_name(name, short=True) for name in _SHOWN)
         return fill(
             "benchmarks",
-            harness=data["harness"],
-            settings=data["settings"],
+            **data,
             conditions=_conditions_table(data),
             tests=_tests_table(data),
             asked=_asked_table(data),
@@ -99,7 +86,6 @@ class BenchmarksReport(KindReport):
         )
 
     def metrics(self, data: Json) -> dict[str, float]:
-        """Scores of every condition, and what the mapped cache retains."""
         flat: dict[str, float] = {}
         for each in (*data["benchmarks"], {"name": "pooled", **data["pooled"]}):
             flat |= {f"{each['name']}/{name}/score": row["accuracy"] for name, row in each["conditions"].items()}
@@ -109,28 +95,35 @@ class BenchmarksReport(KindReport):
         return flat
 
     def by_task(self, data: Json) -> dict[str, Json]:
-        """Every benchmark."""
         return {each["name"]: each["conditions"] for each in data["benchmarks"]}
 
     def paired(self, data: Json) -> dict[str, list[Json]]:
         """Every sample, by benchmark: right or wrong, or its score where that is neither."""
-        found: dict[str, list[Json]] = {}
-        for each in data["benchmarks"]:
-            scores = [(sample, sample["scores"][sample["measure"]]["mapped"]) for sample in each["samples"]]
-            if each["binary"]:
-                found[each["name"]] = [paired_item(sample, correct=score == 1) for sample, score in scores]
-            else:
-                found[each["name"]] = [paired_item(sample, score=score) for sample, score in scores]
-        return found
+
+        def item(sample: Json, binary: bool) -> Json:
+            score = sample["scores"][sample["measure"]]["mapped"]
+            return paired_item(sample, correct=score == 1) if binary else paired_item(sample, score=score)
+
+        return {b["name"]: [item(sample, b["binary"]) for sample in b["samples"]] for b in data["benchmarks"]}
 
     def figures(self, data: Json, folder: Path) -> None:
-        """Scores by benchmark."""
-        benchmarks_figure(data["benchmarks"], folder / FIGURE)
-
-
-def _score(each: Json, name: str) -> str:
-    row = each["conditions"][name]
-    return f"{percent(row['accuracy'])} {interval(row['accuracy_ci'])}".rstrip()
+        """A group of four rows for every benchmark, each a dot with its 95 % interval; chance is a dotted mark."""
+        benchmarks = data["benchmarks"]
+        with canvas(folder / FIGURE, (8.2, 0.95 * len(benchmarks) + 1.5)) as figure:
+            axes = figure.subplots()
+            for y, each in enumerate(benchmarks):
+                _group(axes, y, each)
+            axes.set_yticks(range(len(benchmarks)), [each["name"] for each in benchmarks])
+            axes.set_ylim(len(benchmarks) - 0.45, -0.55)
+            axes.set_xlim(0, 1.1)
+            axes.set_xticks(*SHARES)
+            axes.set_xlabel("score, 95 % interval; dotted: chance")
+            tidy(axes, "x")
+            for y in range(1, len(benchmarks)):
+                axes.axhline(y - 0.5, color=LINE, linewidth=0.8)
+            shown = [(condition_name(name), COLOURS.get(name, CONTROL)) for name in _SHOWN]
+            handles = [axes.plot([], [], "o", color=colour, label=name)[0] for name, colour in shown]
+            figure.legend(handles=handles, loc="outside upper center", ncols=2, frameon=False, fontsize=9)
 
 
 def _outcome(test: Json) -> Outcome:
@@ -140,12 +133,6 @@ def _outcome(test: Json) -> Outcome:
 
 def _test_name(test: Json) -> str:
     return "exact McNemar" if test["test"] == "mcnemar" else "paired t"
-
-
-def _listed(by_task: Mapping[str, Outcome]) -> str:
-    words = {"better": "better on", "worse": "worse on", "none": "no difference shown on"}
-    groups = {said: [name for name, found in by_task.items() if found == key] for key, said in words.items()}
-    return ", ".join(f"{said} {' and '.join(names)}" for said, names in groups.items() if names)
 
 
 def _benchmarks(data: Json) -> list[Json]:
@@ -209,37 +196,15 @@ def _versions(versions: Json) -> str:
     return ", ".join(distinct) + count
 
 
-def benchmarks_figure(benchmarks: Sequence[Json], path: Path | str) -> None:
-    """A group of four rows for every benchmark, each a dot with its 95 % interval; chance is a dotted mark, as PNG."""
-    with canvas(path, (8.2, 0.95 * len(benchmarks) + 1.5)) as figure:
-        axes = figure.subplots()
-        for y, each in enumerate(benchmarks):
-            _group(axes, y, each)
-        axes.set_yticks(range(len(benchmarks)), [each["name"] for each in benchmarks])
-        axes.set_ylim(len(benchmarks) - 0.45, -0.55)
-        axes.set_xlim(0, 1.1)
-        axes.set_xticks(np.linspace(0, 1, 6), [f"{tick:.0f} %" for tick in np.linspace(0, 100, 6)])
-        axes.set_xlabel("score, 95 % interval; dotted: chance")
-        tidy(axes, "x")
-        for y in range(1, len(benchmarks)):
-            axes.axhline(y - 0.5, color=LINE, linewidth=0.8)
-        handles = [axes.plot([], [], "o", color=_colour(name), label=condition_name(name))[0] for name in _SHOWN]
-        figure.legend(handles=handles, loc="outside upper center", ncols=2, frameon=False, fontsize=9)
-
-
 def _group(axes: Axes, y: int, benchmark: Json) -> None:
     if benchmark["chance"]:
         axes.plot([benchmark["chance"]] * 2, [y - 0.42, y + 0.42], ":", color=MUTED, linewidth=1.3, zorder=2)
     for place, name in enumerate(_SHOWN):
         row = benchmark["conditions"][name]
-        height, colour = y + (place - 1.5) * _SPREAD, _colour(name)
+        height, colour = y + (place - 1.5) * _SPREAD, COLOURS.get(name, CONTROL)
         axes.plot(row["accuracy_ci"], [height, height], color=colour, linewidth=2.2, zorder=3)
         axes.plot(row["accuracy"], height, "o", markersize=7, color=colour, zorder=4)
         text = f"{100 * row['accuracy']:.1f} %"
         weight = "bold" if name == "mapped" else "normal"
         at = (max(row["accuracy_ci"][1], row["accuracy"]), height)
-        axes.annotate(text, at, (7, 0), textcoords="offset points", va="center", fontsize=9, fontweight=weight)
-
-
-def _colour(name: str) -> str:
-    return COLOURS.get(name, CONTROL)
+        label(axes, text, at, (7, 0), va="center", fontweight=weight)

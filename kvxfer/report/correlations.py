@@ -51,18 +51,14 @@ def correlate(found: Sequence[Json], own: Json) -> dict[str, Any]:
 
 def section(found: Json) -> str:
     """The correlations as a section of a report."""
-    rows = [
-        (NAMES[row["measure"]], DOWNSTREAM[row["downstream"]], str(row["n"]), *_cells(row["pearson"], row["spearman"]))
-        for row in found["rows"]
-        if "pearson" in row
-    ]
+    rows = []
+    for row in (row for row in found["rows"] if "pearson" in row):
+        cells = [NAMES[row["measure"]], DOWNSTREAM[row["downstream"]], str(row["n"])]
+        for one in (row["pearson"], row["spearman"]):
+            cells += (number(one["value"], 2, sign=True), interval(one["ci"], "number"), p_value(one["p"]))
+        rows.append(cells)
     header = ("Diagnostic", "against", "maps", "Pearson", "95 % interval", "p", "Spearman", "95 % interval", "p")
     return fill("correlations", count=len(found["maps"]), fewest=FEWEST_MAPS, table=Table(header, rows))
-
-
-def _cells(*found: Json) -> list[str]:
-    cells = ((number(one["value"], 2, sign=True), interval(one["ci"], "number"), p_value(one["p"])) for one in found)
-    return [cell for three in cells for cell in three]
 
 
 def _models(results: Json) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import rich.table
 
 from kvxfer.errors import KvxferError
 from kvxfer.report.document import Results, about_map, document, lead, provenance
-from kvxfer.report.first_screen import FirstScreen
+from kvxfer.report.kind_report import FirstScreen
 from kvxfer.report.kinds import REPORTS
 from kvxfer.report.numbers import p_text, p_value, percent, points, quantity
 from kvxfer.report.prose import fill
@@ -24,7 +24,7 @@ from kvxfer.report.questions import (
     terminal_table,
 )
 from kvxfer.report.table import Table
-from kvxfer.report.verdict import Verdict, few_documents, fit_warning, verdict
+from kvxfer.report.verdict import few_documents, fit_warning, verdict
 from kvxfer.report.wording import DESIGNS, condition_name
 
 PER_DESIGN = ("mapped", "mapped_all", "wrong_donor", "random_map")
@@ -59,13 +59,10 @@ def compare_designs(designs: Mapping[str, Results], title: str) -> dict[str, Any
                     f"{b['nats']:.6g} on {b['n']}; evaluate them on the same items"
                 )
     chosen = designs[best]
-    said = _verdict(chosen["data"], f"The best of {len(designs)} designs, {best},")
+    data = chosen["data"]
+    said = verdict(data["conditions"], data["tests"], f"The best of {len(designs)} designs, {best},")
     own = {"kind": "designs", "title": title, "verdict": vars(said)}
     return {**chosen, **own, "data": {"designs": dict(designs), "best": best}}
-
-
-def _verdict(data: Results, subject: str) -> Verdict:
-    return verdict(data["conditions"], data["tests"], subject=subject)
 
 
 def render(results: Results) -> str:
@@ -82,19 +79,16 @@ def render(results: Results) -> str:
         best=best,
         lead=lead(report.verdict(chosen["data"]).sentence, report.remarks(chosen["data"])),
     )
-    said = [results["verdict"]["sentence"], *_remarks(designs, best)]
+    few = few_documents(chosen["data"])
+    warned = {name: fit_warning(each["data"]) for name, each in designs.items()}
+    said = [results["verdict"]["sentence"], *([] if few is None else [few])]
+    said += (f"Design `{name}`: {warning}" for name, warning in warned.items() if warning)
     rows = [(condition_name(name), chosen["data"], name) for name in ("ceiling", "source")]
     rows += [(f"Mapped, {name}", each["data"], "mapped") for name, each in designs.items()]
     found = [*against(chosen["data"]), *_strict(chosen["data"], len(designs))]
     first = FirstScreen(narrow_table(rows), FIGURE, "All designs with 95 % intervals", found).markdown(said)
     sections = [own, report.sections(chosen["data"]), about_map(chosen), provenance(chosen)]
     return document(results["title"], first, sections)
-
-
-def _remarks(designs: Mapping[str, Results], best: str) -> list[str]:
-    few = few_documents(designs[best]["data"])
-    warned = {name: fit_warning(results["data"]) for name, results in designs.items()}
-    return [*([] if few is None else [few]), *(f"Design `{name}`: {said}" for name, said in warned.items() if said)]
 
 
 def _strict(data: Results, count: int) -> list[str]:
@@ -119,7 +113,7 @@ def _table(designs: Mapping[str, Results], best: str) -> Table:
     return Table(header, rows)
 
 
-def figures(results: Results, directory: Path) -> None:
+def figures(results: Results, directory: Path, folders: Mapping[str, Path]) -> None:
     """All designs in one figure, between what they share; and the best one's own."""
     designs = {name: each["data"] for name, each in results["data"]["designs"].items()}
     beside_figure({f"Mapped cache, design “{name}”": data for name, data in designs.items()}, directory / FIGURE)
@@ -136,5 +130,5 @@ def terminal(results: Results) -> rich.table.Table:
         labels = {"mapped": f"Mapped, {name}", "mapped_all": "  all but last"}
         own = design["data"]
         rows += [(label, own, key) for key, label in labels.items() if key in own["conditions"]]
-    said = _verdict(data, f"The mapped cache ({best})").sentence
+    said = verdict(data["conditions"], data["tests"], f"The mapped cache ({best})").sentence
     return terminal_table(results["title"], rows, [said, *REPORTS["items"].remarks(data)])

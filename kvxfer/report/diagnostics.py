@@ -9,13 +9,13 @@ import numpy as np
 from jaxtyping import Float
 
 from kvxfer.evals.statistics import Outcome, outcome
-from kvxfer.report.figures import COLOURS, LINE, MUTED, canvas, heat_panel, tidy
-from kvxfer.report.first_screen import MOST_COLUMNS, FirstScreen
-from kvxfer.report.kind_report import Json, KindReport
-from kvxfer.report.numbers import interval, number, p_text, percent
+from kvxfer.report.figures import DOMAIN_COLOURS, LINE, MUTED, canvas, heat_panel, tidy
+from kvxfer.report.kind_report import MOST_COLUMNS, FirstScreen, Json, KindReport
+from kvxfer.report.numbers import number, number_in, percent, percent_in
 from kvxfer.report.prose import fill
 from kvxfer.report.table import Table
-from kvxfer.report.verdict import Verdict
+from kvxfer.report.verdict import KINDS as VERDICTS
+from kvxfer.report.verdict import Verdict, in_nats
 
 KINDS = ("keys", "values")
 HEADS, R2 = "diagnostics_cosine.png", "diagnostics_r2.png"
@@ -45,8 +45,8 @@ class DiagnosticsReport(KindReport):
     def verdict(self, data: Json) -> Verdict:
         """By KL from the ceiling, on the run's own text."""
         own = data["domains"][0]
-        test, ci = own["kl_test"], own["kl_test"]["ci"]
-        result: Outcome = outcome(test["p"], test["difference"], ci, higher_is_better=False)
+        test = own["kl_test"]
+        result: Outcome = outcome(test["p"], test["difference"], test["ci"], higher_is_better=False)
         head = {
             "better": "The mapped cache predicts the next token as the ceiling does more closely than the source does",
             "worse": "The mapped cache predicts the next token as the ceiling does less closely than the source does",
@@ -54,20 +54,18 @@ class DiagnosticsReport(KindReport):
             "source does",
         }[result]
         mapped, source = own["predictions"]["mapped"], own["predictions"]["source"]
+        worst, against = own["worst_head"], in_nats({f"nll_{key}": value for key, value in test.items()})
         said = (
             f"{head}: KL {number(mapped['kl']['value'])} against {number(source['kl']['value'])} nats per token "
-            f"({number(test['difference'], sign=True)}, 95 % interval {interval(ci, 'number')}, paired t "
-            f"{p_text(test['p'])}), the same first choice in {percent(mapped['agreement']['value'])} against "
+            f"({against}), the same first choice in {percent(mapped['agreement']['value'])} against "
             f"{percent(source['agreement']['value'])}; attention outputs have a mean cosine of "
-            f"{number(own['cosine']['value'])} with the true ones, the worst head's is "
-            f"{number(own['worst_head']['cosine'])} (layer {own['worst_head']['layer']}, head "
-            f"{own['worst_head']['head']})."
+            f"{number(own['cosine']['value'])} with the true ones, the worst head's is {number(worst['cosine'])} "
+            f"(layer {worst['layer']}, head {worst['head']})."
         )
-        kinds: dict[Outcome, Any] = {"better": "beats", "worse": "worse", "none": "none"}
-        return Verdict(kinds[result], head, said)
+        return Verdict(VERDICTS[result], head, said)
 
     def first_screen(self, data: Json) -> FirstScreen:
-        """Means by domain, of as many domains as a page has room for, and the head that is worst."""
+        """Of as many domains as a page has room for."""
         table, own = _domains_table(data), data["domains"][0]
         worst = own["worst_head"]
         against = [
@@ -77,7 +75,6 @@ class DiagnosticsReport(KindReport):
         return FirstScreen(table.only(*table.columns[:MOST_COLUMNS]), f"figures/{HEADS}", FIGURES[HEADS], against)
 
     def sections(self, data: Json) -> str:
-        """Means by domain, every layer of the run's own text, and figures."""
         return fill(
             "diagnostics",
             asked=data["asked"],
@@ -88,7 +85,6 @@ class DiagnosticsReport(KindReport):
         )
 
     def metrics(self, data: Json) -> dict[str, float]:
-        """The means by domain."""
         return {
             f"{domain['domain']}/{name}": domain[name]["value"]
             for domain in data["domains"]
@@ -97,7 +93,6 @@ class DiagnosticsReport(KindReport):
         }
 
     def figures(self, data: Json, folder: Path) -> None:
-        """Cosine by layer and head, and R² by layer."""
         _heads_figure(data, folder / HEADS)
         _r2_figure(data, folder / R2)
 
@@ -105,20 +100,17 @@ class DiagnosticsReport(KindReport):
 def _domains_table(data: Json) -> Table:
     """One column per domain."""
     domains = data["domains"]
-    rows = [(title, *(_with_interval(domain[name], name) for domain in domains)) for name, title in NAMES.items()]
+    own = [(title, name, domains) for name, title in NAMES.items()]
     source = [domain["predictions"]["source"] for domain in domains]
-    rows.append(("KL(ceiling ‖ source), nats", *(_with_interval(each["kl"], "kl") for each in source)))
-    rows.append(("Same first choice, source", *(_with_interval(each["agreement"], "agreement") for each in source)))
+    own += [("KL(ceiling ‖ source), nats", "kl", source), ("Same first choice, source", "agreement", source)]
+    rows = [(title, *(_with_interval(each[name], name) for each in found)) for title, name, found in own]
     header = ("Mean", *(f"{d['domain']} ({d['rows']} rows, {d['documents']} documents)" for d in domains))
     return Table(header, rows)
 
 
 def _with_interval(found: Json, name: str) -> str:
-    share = name == "agreement"
-    if found["value"] is None:
-        return number(None)
-    ci = interval(found["ci"], "percent" if share else "number")
-    return f"{percent(found['value']) if share else number(found['value'])} {ci}".rstrip()
+    row = {name: found["value"], f"{name}_ci": found["ci"]}
+    return percent_in(row, name) if name == "agreement" else number_in(row, name)
 
 
 def _layers_table(data: Json) -> Table:
@@ -161,7 +153,6 @@ def _heads_figure(data: Json, path: Path) -> None:
 def _r2_figure(data: Json, path: Path) -> None:
     """Keys left, values right: a line per domain, and the fit's own held-out R² dotted."""
     domains, recorded = data["domains"], data["recorded_r2"]
-    shades = (COLOURS["mapped"], "#2f9e6e", "#a04fa8", "#c0392b", "#7a6a1d")
     with canvas(path, (9.0, 3.6)) as figure:
         panels = figure.subplots(1, 2, sharey=True)
         lowest = 0.0
@@ -169,7 +160,7 @@ def _r2_figure(data: Json, path: Path) -> None:
             for n, domain in enumerate(domains):
                 values = _array([domain[f"r2_{kind}_layers"]])[0]
                 lowest = min(lowest, float(np.nanmin(values)))
-                shade = shades[n % len(shades)]
+                shade = DOMAIN_COLOURS[n % len(DOMAIN_COLOURS)]
                 axes.plot(values, color=shade, linewidth=2, marker="o", markersize=5, label=domain["domain"])
             known = [recorded.get(f"{kind}.{layer}", np.nan) for layer in range(len(values))]
             if np.isfinite(known).any():

@@ -15,6 +15,9 @@ from kvxfer.report.table import Table
 
 REPORT, PAGE, RESULTS = "report.md", "report.html", "results.json"
 PROVENANCE_ROWS = 20
+SETTINGS = {"solver": "Solver", "penalty": "Penalty", "lam": "λ (relative)", "rank": "Rank", "features": "Features"}
+SETTINGS |= {"k": "Source layers per target layer (k)", "trained_on": "Trained on the map"}
+SETTINGS |= {"trainer_seed": "Seed of the training"}
 
 Results = Mapping[str, Any]
 
@@ -37,10 +40,7 @@ def lead(sentence: str, remarks: Sequence[str] = ()) -> str:
 def about_map(results: Results) -> str:
     """What the map is and what it costs."""
     fitted = results["map"]
-    settings = {"solver": "Solver", "penalty": "Penalty", "lam": "λ (relative)", "rank": "Rank", "features": "Features"}
-    settings |= {"k": "Source layers per target layer (k)", "trained_on": "Trained on the map"}
-    settings["trainer_seed"] = "Seed of the training"
-    rows = [(label, setting(fitted[key])) for key, label in settings.items() if key in fitted]
+    rows = [(label, setting(fitted[key])) for key, label in SETTINGS.items() if key in fitted]
     if "slice" in fitted:
         rows.append(("Target layers (a slice; what follows is of these alone)", fitted["slice"]))
     if fitted.get("random"):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from string import ascii_uppercase
 from typing import Any
 
 from kvxfer.errors import KvxferError
@@ -32,12 +34,10 @@ class Evaluated:
 
     @property
     def id(self) -> str:
-        """Its run."""
         return str(self.results["run_id"])
 
     @property
     def kind(self) -> str:
-        """Its kind."""
         return str(self.results["kind"])
 
     @property
@@ -68,7 +68,10 @@ class Evaluated:
             "eval": {key: value for key, value in config["eval"].items() if key not in _NO_QUESTION},
             "texts": [config.get("corpus"), config.get("domains")],
             "machine": config.get("machine"),
-            "items": {name: _identity(items) for name, items in self.items.items()},
+            "items": {
+                name: [[item[key] for key in ("id", "document", "tokens")] for item in items]
+                for name, items in self.items.items()
+            },
         }
         return json.dumps(asked, sort_keys=True)
 
@@ -76,10 +79,6 @@ class Evaluated:
     def items(self) -> dict[str, list[Json]]:
         """Every list of items that a mapped cache was scored on; that of questions has an empty name."""
         return REPORTS[self.kind].paired(self.results["data"])
-
-
-def _identity(items: Sequence[Json]) -> list[list[Any]]:
-    return [[item["id"], item["document"], item["tokens"]] for item in items]
 
 
 def find(names: Sequence[str], outputs: Path) -> list[Evaluated]:
@@ -93,11 +92,8 @@ def find(names: Sequence[str], outputs: Path) -> list[Evaluated]:
         folder = _folder(name, outputs)
         for results in _expanded(folder, read_json(folder / RESULTS)):
             found.setdefault((results["run_id"], results["map"]["sha256"]), results)
-    return [Evaluated(_letter(n), results) for n, results in enumerate(found.values())]
-
-
-def _letter(n: int) -> str:
-    return chr(ord("A") + n) if n < 26 else f"{chr(ord('A') + n // 26 - 1)}{chr(ord('A') + n % 26)}"
+    letters = [*ascii_uppercase, *(a + b for a in ascii_uppercase for b in ascii_uppercase)]
+    return [Evaluated(letter, results) for letter, results in zip(letters, found.values(), strict=False)]
 
 
 def _folder(name: str, outputs: Path) -> Path:
@@ -138,17 +134,13 @@ def _expanded(folder: Path, results: Json) -> Iterator[Json]:
 def finished(outputs: Path) -> list[Json]:
     """The results of every evaluation in a folder of outputs that this version can read, older ones first."""
     files = sorted((outputs / "evaluate").glob(f"*/{RESULTS}"), key=lambda each: each.stat().st_mtime)
-    return [results for results in map(_readable, files) if results is not None]
-
-
-def _readable(file: Path) -> Json | None:
-    """What another version or a broken disk left must not end a report of other runs."""
-    try:
-        found = read_json(file)
-        validate(found)
-    except KvxferError:
-        return None
-    return dict(found)
+    found = []
+    for file in files:
+        # What another version or a broken disk left must not end a report of other runs.
+        with suppress(KvxferError):
+            validate(results := read_json(file))
+            found.append(results)
+    return found
 
 
 def groups(runs: Sequence[Evaluated]) -> list[list[Evaluated]]:

@@ -29,6 +29,9 @@ COLOURS = {
 }
 CONTROL = "#b9c1ca"
 MARK = "#e8590c"
+DOMAIN_COLOURS = (COLOURS["mapped"], "#2f9e6e", "#a04fa8", "#c0392b", "#7a6a1d")
+"""A text's line, where there are several texts."""
+
 NUMBERS_UP_TO = 12
 DPI = 160
 LOG_FROM = 20.0
@@ -44,6 +47,10 @@ STYLE = {
     "ytick.color": INK,
     "axes.titlesize": 11,
 }
+
+
+SHARES = (np.linspace(0, 1, 6), [f"{tick:.0f} %" for tick in np.linspace(0, 100, 6)])
+"""Ticks of an axis of shares."""
 
 
 @contextmanager
@@ -64,6 +71,22 @@ def tidy(axes: Axes, grid: Literal["x", "y", "both"] | None = "y", keep: Sequenc
     axes.tick_params(length=0, which="both")
     for side, spine in axes.spines.items():
         spine.set_visible(side in keep)
+
+
+def label(
+    axes: Axes,
+    text: str,
+    at: tuple[float | int, float | int],
+    shift: tuple[int, int],
+    coords: tuple[str, str] = ("data", "data"),
+    pad: float | None = None,
+    **look: Any,
+) -> None:
+    """Words at a place, moved by so many points; with ``pad`` on white, so that lines do not run through them."""
+    look = {"fontsize": 9, **look}
+    words = axes.annotate(text, at, shift, xycoords=coords, textcoords="offset points", **look)
+    if pad is not None:
+        words.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": pad, "alpha": 0.85})
 
 
 def heat_panel(
@@ -121,10 +144,8 @@ def _draw_rows(axes: Axes, rows: Sequence[str], conditions: Mapping[str, Mapping
             axes.plot([low, high], [y, y], "|", color=INK, markersize=6, markeredgewidth=1.3, zorder=3)
         text = f"{100 * value:.1f} %" if share else f"{value:.2f}"
         weight = "bold" if name.startswith("mapped") else "normal"
-        place = (max(high, value), y)
-        axes.annotate(
-            text, place, (7, 0), textcoords="offset points", va="center", fontsize=9.5, fontweight=weight, zorder=5
-        ).set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.85})
+        at = (max(high, value), y)
+        label(axes, text, at, (7, 0), pad=0.8, va="center", fontsize=9.5, fontweight=weight, zorder=5)
 
 
 def conditions_figure(
@@ -152,7 +173,7 @@ def conditions_figure(
         if has_accuracy:
             axes.set_xlim(0, 1.13)
             axes.spines["bottom"].set_bounds(0, 1)
-            axes.set_xticks(np.linspace(0, 1, 6), [f"{tick:.0f} %" for tick in np.linspace(0, 100, 6)])
+            axes.set_xticks(*SHARES)
             axes.set_xlabel("accuracy, 95 % interval")
         else:
             _scale_nats(axes, values)
@@ -160,10 +181,10 @@ def conditions_figure(
             line = conditions["source"][measure]
             axes.axvline(line, color=COLOURS["source"], linewidth=1.4, linestyle=(0, (5, 3)), zorder=4)
             side = _side(line, chance) if has_accuracy and chance else "center"
-            _name_line(axes, line, "source alone", COLOURS["source"], side)
+            name_line(axes, line, "source alone", COLOURS["source"], side)
         if has_accuracy and chance:
             axes.axvline(chance, color=MUTED, linewidth=1.1, linestyle=":", zorder=4)
-            _name_line(axes, chance, "chance", MUTED, _side(chance, line) if "source" in rows else "center")
+            name_line(axes, chance, "chance", MUTED, _side(chance, line) if "source" in rows else "center")
         tidy(axes, "x")
 
 
@@ -174,10 +195,9 @@ def _side(x: float, other: float) -> str:
     return "right" if x < other else "left"
 
 
-def _name_line(axes: Axes, x: float, text: str, colour: str, side: str) -> None:
+def name_line(axes: Axes, x: float | int, text: str, colour: str, side: str = "center") -> None:
     """A vertical line's name above the axes."""
-    label = axes.annotate(text, (x, 1.0), (0, 3), xycoords=("data", "axes fraction"), textcoords="offset points")
-    label.set(ha=side, va="bottom", fontsize=9, color=colour)
+    label(axes, text, (x, 1.0), (0, 3), ("data", "axes fraction"), ha=side, va="bottom", color=colour)
 
 
 def _scale_nats(axes: Axes, values: Sequence[float]) -> None:
@@ -223,13 +243,11 @@ class Panel:
 def series_figure(panels: Sequence[Panel], path: Path) -> None:
     """Panels side by side with one legend above them, as PNG."""
     with canvas(path, (8.2 if len(panels) > 1 else 5.6, 3.7)) as figure:
-        drawn = [figure.add_subplot(1, len(panels), n + 1) for n in range(len(panels))]
+        drawn = figure.subplots(1, len(panels), squeeze=False)[0]
         for axes, panel in zip(drawn, panels, strict=True):
             _draw_panel(axes, panel)
-        handles, labels = drawn[0].get_legend_handles_labels()
-        legend = figure.legend(handles, labels, loc="outside upper left", ncols=4, frameon=False, fontsize=9.5)
-        for text in legend.get_texts():
-            text.set_color(INK)
+        known = drawn[0].get_legend_handles_labels()
+        figure.legend(*known, loc="outside upper left", ncols=4, frameon=False, fontsize=9.5, labelcolor=INK)
 
 
 def _draw_panel(axes: Axes, panel: Panel) -> None:
@@ -241,28 +259,16 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
         places = [place + (0.09 * (n - (count - 1) / 2) if marker else 0.0) for place in line.places]
         style = (0, (2, 2)) if line.dashed else "-"
         axes.plot(places, line.values, color=colour, label=line.name, linestyle=style, marker=marker, ms=5, zorder=4)
+        known = [(p, *ends) for p, ends in zip(places, line.intervals, strict=True) if ends is not None]
         if few:
-            for place, ends in zip(places, line.intervals, strict=True):
-                if ends is not None:
-                    axes.plot([place, place], list(ends), color=colour, linewidth=1.6, alpha=0.75, zorder=3)
-        else:
-            known = [(p, *ends) for p, ends in zip(places, line.intervals, strict=True) if ends is not None]
-            if known:
-                at, low, high = zip(*known, strict=True)
-                axes.fill_between(at, low, high, color=colour, alpha=0.18, linewidth=0, zorder=2)
+            for place, low, high in known:
+                axes.plot([place, place], [low, high], color=colour, linewidth=1.6, alpha=0.75, zorder=3)
+        elif known:
+            at, lows, highs = zip(*known, strict=True)
+            axes.fill_between(at, lows, highs, color=colour, alpha=0.18, linewidth=0, zorder=2)
     if panel.zero is not None:
         axes.axhline(0, color=COLOURS["ceiling"], linewidth=1.2, linestyle=(0, (5, 3)), zorder=1)
-        axes.annotate(
-            panel.zero,
-            (1.0, 0.0),
-            (3, 0),
-            xycoords=("axes fraction", "data"),
-            textcoords="offset points",
-            ha="left",
-            va="center",
-            fontsize=9,
-            color=COLOURS["ceiling"],
-        )
+        label(axes, panel.zero, (1, 0), (3, 0), ("axes fraction", "data"), va="center", color=COLOURS["ceiling"])
     if panel.log:
         axes.set_yscale("log")
     if panel.limits is not None:

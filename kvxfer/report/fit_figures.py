@@ -45,14 +45,11 @@ def tried(curves: Mapping[str, Any]) -> dict[str, dict[str, Curve]]:
         found["k"] = {"mean of all": {k: score for k, score in curves["k"]}}
     elif "k_candidates" in curves:
         found["k"] = {
-            _candidate(name): {k: score for k, score in points} for name, points in curves["k_candidates"].items()
+            # weighted's scores weigh tokens, so its line says nothing of whether it is better than another.
+            "weighted (tokens weighed)" if name == "weighted" else name: {k: score for k, score in points}
+            for name, points in curves["k_candidates"].items()
         }
     return {dial: lines for dial, lines in found.items() if any(len(curve) > 1 for curve in lines.values())}
-
-
-def _candidate(name: str) -> str:
-    """A line's label: weighted's scores weigh tokens, so its line says nothing of whether it is better than another."""
-    return "weighted (tokens weighed)" if name == "weighted" else name
 
 
 def curves_figure(curves: Mapping[str, Any], path: Path | str) -> bool:
@@ -152,6 +149,7 @@ def r2_heatmap(selection: Mapping[str, Any], path: Path | str) -> None:
         figure.supxlabel(f"{mark}: source layers that the map reads", fontsize=9, color=MUTED)
 
 
+_LINE: dict[str, Any] = {"linewidth": 2, "marker": "o", "markersize": 4}
 _TERMS = {
     "attention": ("attention output, share of variance", COLOURS["mapped"]),
     "kl": ("next-token KL, nats per token", COLOURS["source"]),
@@ -181,15 +179,8 @@ def training_figure(history: Sequence[dict[str, Any]], base_kl: float, path: Pat
         right.plot(steps[best], kl[best], label=f"best {kl[best]:.4f}", **ring)
         right.set_title("validation rows: next-token KL, nats per token")
         for axes in (left, right):
-            _finish(axes)
-
-
-_LINE: dict[str, Any] = {"linewidth": 2, "marker": "o", "markersize": 4}
-
-
-def _finish(axes: Axes) -> None:
-    axes.set_xlabel("step")
-    axes.margins(y=0.15)
-    axes.set_xlim(left=0)
-    tidy(axes, "both", keep=("left", "bottom"))
-    axes.legend(frameon=False, fontsize=9, labelcolor=INK)
+            axes.set_xlabel("step")
+            axes.margins(y=0.15)
+            axes.set_xlim(left=0)
+            tidy(axes, "both", keep=("left", "bottom"))
+            axes.legend(frameon=False, fontsize=9, labelcolor=INK)

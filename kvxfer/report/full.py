@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,9 +15,9 @@ from matplotlib.axes import Axes
 
 from kvxfer.errors import KvxferError
 from kvxfer.report import document as page
-from kvxfer.report.figures import COLOURS, INK, MUTED, canvas, tidy
+from kvxfer.report.figures import COLOURS, INK, MUTED, canvas, label, name_line, tidy
 from kvxfer.report.kinds import REPORTS
-from kvxfer.report.numbers import interval, percent
+from kvxfer.report.numbers import percent, percent_in
 from kvxfer.report.prose import anchor, capital, fill, plain_text
 from kvxfer.report.table import Table
 from kvxfer.report.verdict import WORDS, beats_ancestor
@@ -105,7 +106,9 @@ def overall(parts: Sequence[Json]) -> dict[str, Any]:
         said = {"kind": "none", "word": NOT_COMPARED, "head": NOT_COMPARED, "sentence": sentence, "decided_by": None}
         return {**said, **_others(known, "none")}
     first = next((part for part in compared if REPORTS[part["kind"]].decides), compared[0])
-    kind, sentence = first["verdict"]["kind"], _worded(first["verdict"]["kind"], first["verdict"]["sentence"])
+    kind, sentence = first["verdict"]["kind"], first["verdict"]["sentence"]
+    if not sentence.startswith(WORDS[kind]):
+        sentence = f"{WORDS[kind]}. {sentence}"
     if kind == "beats" and not beats_ancestor(first["results"]["data"]):
         own = sentence.removeprefix(WORDS[kind])[2:]
         kind = "none"
@@ -122,11 +125,6 @@ def _others(parts: Sequence[Json], kind: str) -> dict[str, list[str]]:
     """The names of parts that say less than ``kind``, and of those that say more."""
     order = [(part["name"], _ORDER[part["verdict"]["kind"]] - _ORDER[kind]) for part in parts]
     return {"against": [n for n, more in order if more < 0], "in_favour": [n for n, more in order if more > 0]}
-
-
-def _worded(kind: str, sentence: str) -> str:
-    """A verdict that begins with its word, as some kinds' verdicts do by themselves."""
-    return sentence if sentence.startswith(WORDS[kind]) else f"{WORDS[kind]}. {sentence}"
 
 
 def decisive(parts: Sequence[Json], verdict: Json) -> Json:
@@ -149,7 +147,8 @@ def render(results: Json) -> str:
     chosen = decisive(parts, said)
     screen = REPORTS[chosen["kind"]].first_screen(chosen["results"]["data"])
     # The deciding part's own words against it come first.
-    screen = replace(screen, figure=_in_folder(screen.figure, chosen["name"]), against=[*screen.against, *against])
+    figure = screen.figure and screen.figure.replace("figures/", f"figures/{chosen['name']}/", 1)
+    screen = replace(screen, figure=figure, against=[*screen.against, *against])
     first = screen.markdown([said["sentence"], *_remarks(chosen)])
     tasks = [task for part in parts for task in part.get("tasks", [])]
     own = fill(
@@ -216,19 +215,17 @@ def _remarks(part: Json) -> list[str]:
 def _compared(results: Json) -> dict[str, str]:
     """Which models, which map, which text: what a reader needs before any number."""
     pair, fitted, plan = results["pair"], results["map"], results["provenance"]["plan"]
-    found = {f"{side.capitalize()} (the {size} model)": _model(pair, side) for side, size in SIDES.items()}
+    found = {}
+    for side, size in SIDES.items():
+        model = pair[side]
+        # One that was read from a folder has its digest for a name.
+        name = model.get("model") or f"{side} of pair “{pair['name']}”, sha256 {str(model.get('sha256'))[:12]}"
+        found[f"{side.capitalize()} (the {size} model)"] = f"{name}: {model['geometry']['layers']} layers"
     reads = DESIGNS.get(fitted["features"], "see its configuration")
     found["Map"] = f"{fitted['solver']}, design “{fitted['features']}”: {reads}"
     found["Its cost"] = f"{percent(fitted['share_of_prefill_flops'])} of the target's prefill FLOPs per token"
     exact = f"the first {plan['exact_first']}, the last {plan['hold_back']}"
     return {**found, "Tokens that the target computes itself": exact}
-
-
-def _model(pair: Json, side: str) -> str:
-    """A model's name and size; one that was read from a folder has its digest for a name."""
-    model = pair[side]
-    name = model.get("model") or f"{side} of pair “{pair['name']}”, sha256 {str(model.get('sha256'))[:12]}"
-    return f"{name}: {model['geometry']['layers']} layers"
 
 
 def _tasks_table(tasks: Sequence[Json]) -> Table:
@@ -238,10 +235,8 @@ def _tasks_table(tasks: Sequence[Json]) -> Table:
         ("Task", itemgetter("task")),
         ("Evaluation", itemgetter("part")),
         ("Items", lambda task: f"{task['n']:,}"),
-        ("Ceiling", lambda task: percent(task["ceiling"])),
-        ("Source", lambda task: percent(task["source"])),
-        ("Mapped", lambda task: percent(task["mapped"])),
-        ("Retention [95 %]", lambda t: f"{percent(t['retention'])} {interval(t['retention_ci'])}".rstrip()),
+        *((name.capitalize(), lambda task, name=name: percent(task[name])) for name in ("ceiling", "source", "mapped")),
+        ("Retention [95 %]", lambda task: percent_in(task, "retention")),
         ("Source's retention", lambda task: percent(task["source_retention"])),
     )
 
@@ -249,19 +244,9 @@ def _tasks_table(tasks: Sequence[Json]) -> Table:
 def _part(part: Json) -> str:
     """One evaluation in full: its verdict, then its own sections one level down."""
     own = REPORTS[part["kind"]].sections(part["results"]["data"])
+    own = re.sub(r"^##", "###", own, flags=re.MULTILINE).replace("](figures/", f"](figures/{part['name']}/")
     said = page.lead(part["verdict"]["sentence"], _remarks(part))
-    lines = [_inside(line, part["name"]) for line in own.splitlines()]
-    return "\n".join([f"## {plain_text(_title(part))}", "", said, "", *lines])
-
-
-def _inside(line: str, name: str) -> str:
-    """A part's line in the whole report: headings one level down, figures in the part's own folder."""
-    demoted = f"#{line}" if line.startswith("##") else line
-    return demoted.replace("](figures/", f"](figures/{name}/")
-
-
-def _in_folder(figure: str | None, name: str) -> str | None:
-    return None if figure is None else figure.replace("figures/", f"figures/{name}/", 1)
+    return f"## {plain_text(_title(part))}\n\n{said}\n\n{own}"
 
 
 def retention_figure(rows: Sequence[Json], path: Path | str) -> None:
@@ -276,16 +261,21 @@ def retention_figure(rows: Sequence[Json], path: Path | str) -> None:
         for y, row in enumerate(rows):
             ends += _draw(axes, y, row)
         axes.axvline(1.0, color=COLOURS["ceiling"], linewidth=1.4, zorder=1)
-        axes.annotate(
-            "ceiling", (1.0, 1.0), (0, 3), xycoords=("data", "axes fraction"), textcoords="offset points"
-        ).set(ha="center", va="bottom", fontsize=9, color=COLOURS["ceiling"])
+        name_line(axes, 1.0, "ceiling", COLOURS["ceiling"])
         axes.set_yticks(range(len(rows)), [f"{row['task']} (n = {row['n']:,})" for row in rows])
         axes.set_ylim(len(rows) - 0.45, -0.55)
         low = min([0.0, *ends])
         axes.set_xlim(low - (0.03 if low else 0), max(ends) + 0.12)
         axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
         axes.set_xlabel("accuracy in per cent of the ceiling's, 95 % interval")
-        _legend(axes)
+        handles = [
+            axes.plot([], [], "o-", color=COLOURS["mapped"], linewidth=2.2, markersize=8, label="mapped cache")[0],
+            axes.plot([], [], "|", color=COLOURS["source"], markersize=13, markeredgewidth=2.6, label="source alone")[
+                0
+            ],
+        ]
+        place = {"loc": "upper left", "bbox_to_anchor": (0, -0.14), "borderaxespad": 0}
+        axes.legend(handles=handles, frameon=False, fontsize=9, ncols=2, labelcolor=[INK, MUTED], **place)
         tidy(axes, "x")
 
 
@@ -298,18 +288,5 @@ def _draw(axes: Axes, y: int, row: Json) -> list[float]:
     if source is not None:
         axes.plot([source, source], [y - 0.32, y + 0.32], color=COLOURS["source"], linewidth=2.6, zorder=2)
     place = max(high, value if source is None or abs(source - value) > 0.1 else source)
-    axes.annotate(
-        f"{100 * value:.1f} %", (place, y), (8, 0), textcoords="offset points", va="center", fontsize=9.5, zorder=5
-    ).set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.85})
+    label(axes, f"{100 * value:.1f} %", (place, y), (8, 0), pad=0.8, va="center", fontsize=9.5, zorder=5)
     return [low, high, *([] if source is None else [source])]
-
-
-def _legend(axes: Axes) -> None:
-    handles = [
-        axes.plot([], [], "o-", color=COLOURS["mapped"], linewidth=2.2, markersize=8, label="mapped cache")[0],
-        axes.plot([], [], "|", color=COLOURS["source"], markersize=13, markeredgewidth=2.6, label="source alone")[0],
-    ]
-    axes.legend(
-        handles=handles, frameon=False, fontsize=9, ncols=2, loc="upper left", bbox_to_anchor=(0, -0.14),
-        borderaxespad=0, labelcolor=[INK, MUTED],
-    )  # fmt: skip

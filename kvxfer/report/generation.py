@@ -6,9 +6,8 @@ from pathlib import Path
 
 from kvxfer.evals.statistics import paired_item
 from kvxfer.report.figures import COLOURS, CONTROL, Panel, Series, series_figure
-from kvxfer.report.first_screen import FirstScreen
-from kvxfer.report.kind_report import Json, KindReport, numbers_of
-from kvxfer.report.numbers import interval, number, p_value, percent, points
+from kvxfer.report.kind_report import FirstScreen, Json, KindReport, numbers_of
+from kvxfer.report.numbers import difference, number_in, percent, percent_in
 from kvxfer.report.prose import fill
 from kvxfer.report.table import Table
 from kvxfer.report.verdict import Verdict, verdict
@@ -25,10 +24,9 @@ class GenerationReport(KindReport):
     logged = "eval/generation"
 
     def verdict(self, data: Json) -> Verdict:
-        """Against the source: exact match where there are answers, and how far from the ceiling's predictions."""
         test = data["tests"]["mapped_vs_source"]
-        row = {"nll_p": test["kl_p"], "nll_difference": test["kl_difference"], "nll_ci": test["kl_ci"]}
-        row |= {f"accuracy_{key}": test[f"exact_{key}"] for key in ("p", "difference", "ci")}
+        named = {"nll": "kl", "accuracy": "exact"}
+        row = {f"{a}_{key}": test[f"{b}_{key}"] for a, b in named.items() for key in ("p", "difference", "ci")}
         found = {
             name: {"accuracy": data["conditions"][name]["exact"], "nats": data["conditions"][name]["kl"]}
             for name in ("mapped", "source")
@@ -39,28 +37,21 @@ class GenerationReport(KindReport):
             "nats per token": "nats of KL from the ceiling per token",
             "in nats": "in KL",
         }
-        head, sentence = said.head, said.sentence
-        for plain, meant in words.items():
-            head, sentence = head.replace(plain, meant), sentence.replace(plain, meant)
-        return Verdict(said.kind, head, f"{sentence} {_divergence_sentence(data)}")
+        return said.reworded(words, _divergence_sentence(data))
 
     def first_screen(self, data: Json) -> FirstScreen:
-        """Every condition, decoding greedily."""
         headings = ("Condition", "Exact match", "Agreement", "Never parts", "Parts", "KL")
         row = data["conditions"]["mapped"]
-        against = []
-        if row["never"] < 1:
-            against.append(f"{percent(1 - row['never'])} of its greedy texts are not the ceiling's to the end.")
+        said = [f"{percent(1 - row['never'])} of its greedy texts are not the ceiling's to the end."]
+        against = said if row["never"] < 1 else []
         caption = "Agreement with the ceiling and KL from it, token by token"
         return FirstScreen(_conditions_table(data).only(*headings), f"figures/{STEPS}", caption, against)
 
     def sections(self, data: Json) -> str:
-        """Both ways of decoding, the tests, the figures and some of what was written."""
-        names = list(data["conditions"])
         written = [
             (f"… {example['prompt']}", condition_name(name, short=True), example[name])
             for example in data["examples"]
-            for name in names
+            for name in data["conditions"]
         ]
         return fill(
             "generation",
@@ -72,16 +63,13 @@ class GenerationReport(KindReport):
         )
 
     def metrics(self, data: Json) -> dict[str, float]:
-        """Every number of every condition."""
         return numbers_of(data["conditions"])
 
     def paired(self, data: Json) -> dict[str, list[Json]]:
-        """Every prompt: the KL, and exact match where there are answers."""
         items = [paired_item(i, nats=i["kl"]["mapped"], correct=i["exact"]["mapped"]) for i in data["items"]]
         return {"exact match, KL from the ceiling" if data["answers"] else "KL from the ceiling": items}
 
     def figures(self, data: Json, folder: Path) -> None:
-        """Agreement and KL by step, and the share of texts that have not parted yet."""
 
         def lines(measure: str, least: float | None = None) -> list[Series]:
             found = []
@@ -119,14 +107,10 @@ def _conditions_table(data: Json) -> Table:
     sampled = ("Exact match (sampled)", "Agreement (sampled)", "Never parts (sampled)", "Parts (sampled)")
     rows = []
     for name, row in data["conditions"].items():
-        cells = [condition_name(name)]
-        for key in ("exact", "agreement", "never"):
-            cells.append(f"{percent(row[key])} {interval(row[f'{key}_ci'])}".rstrip())
-        cells.append(_place(row["parts"], row["never"]))
-        cells += [f"{number(row['kl'])} {interval(row['kl_ci'], 'number')}", percent(row["top"])]
-        cells += [percent(row[f"{key}_sampled"]) for key in ("exact", "agreement", "never")]
-        cells.append(_place(row["parts_sampled"], row["never_sampled"]))
-        rows.append(cells)
+        greedy = (percent_in(row, key) for key in ("exact", "agreement", "never"))
+        cells = (condition_name(name), *greedy, _place(row["parts"], row["never"]), number_in(row, "kl"))
+        drawn = (percent(row[f"{key}_sampled"]) for key in ("exact", "agreement", "never"))
+        rows.append((*cells, percent(row["top"]), *drawn, _place(row["parts_sampled"], row["never_sampled"])))
     return Table((*header, *sampled), rows)
 
 
@@ -147,14 +131,9 @@ def _tests_table(data: Json) -> Table:
     for key, test in data["tests"].items():
         other = key.removeprefix("mapped_vs_")
         for measure, label in measures.items():
-            difference = test[f"{measure}_difference"]
             # All of these are set against the ceiling as they are.
-            if difference is None or (other == "ceiling" and not measure.startswith("exact")):
+            if test[f"{measure}_difference"] is None or (other == "ceiling" and not measure.startswith("exact")):
                 continue
-            ends = test[f"{measure}_ci"]
-            said = (number(difference, sign=True), interval(ends, "number"))
-            if measure != "kl":
-                said = (points(difference), interval(ends))
             kind = "exact McNemar" if measure == "exact" else "paired t"
-            rows.append((f"{label}, against the {other}", *said, p_value(test[f"{measure}_p"]), kind))
+            rows.append((f"{label}, against the {other}", *difference(test, measure, measure != "kl"), kind))
     return Table(("Measure", "Difference", "95 %", "p", "Test"), rows)

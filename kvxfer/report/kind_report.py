@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,10 +12,37 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from kvxfer.evals.statistics import scored_lists
-from kvxfer.report.first_screen import FirstScreen
 from kvxfer.report.prose import fill
 from kvxfer.report.table import Table
 from kvxfer.report.verdict import Verdict
+
+MOST_COLUMNS = 7
+"""So many fit a page of 1,280 pixels; wider tables stand in the sections below, which fold out."""
+
+
+@dataclass(frozen=True)
+class FirstScreen:
+    """What stands under the verdict.
+
+    Attributes:
+        table: at most MOST_COLUMNS columns that hold something.
+        figure: its path beside the report; None where there is none.
+        caption: what the figure shows.
+        against: sentences that a reader who believes the verdict should know.
+    """
+
+    table: Table
+    figure: str | None = None
+    caption: str = ""
+    against: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        assert len(self.table.filled) <= MOST_COLUMNS, self.table.columns
+
+    def markdown(self, said: Sequence[str]) -> str:
+        """The whole screen; ``said`` are the verdict and what must be known with it, in bold."""
+        return fill("first_screen", said=said, screen=self)
+
 
 Json = Mapping[str, Any]
 MOST_METRICS = 60

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 from matplotlib.axes import Axes
 
-from kvxfer.report.figures import COLOURS, INK, MUTED, canvas, tidy
-from kvxfer.report.first_screen import FirstScreen
-from kvxfer.report.kind_report import Json, KindReport
+from kvxfer.report.figures import COLOURS, INK, MUTED, canvas, label, tidy
+from kvxfer.report.kind_report import FirstScreen, Json, KindReport
 from kvxfer.report.numbers import NOTHING, number, percent, quantity
 from kvxfer.report.prose import capital, fill, listed
 from kvxfer.report.table import Table
-from kvxfer.report.verdict import Verdict
+from kvxfer.report.verdict import Kind, Verdict
 
 NAMES = {
     "export": "Export",
@@ -62,10 +62,8 @@ class LatencyReport(KindReport):
         batch = min(point["batch"] for point in data["points"])
         points = [point for point in data["points"] if point["batch"] == batch]
         warm = [outcome(point["warm"]) for point in points]
-        kind: Literal["beats", "none", "worse", "mixed"] = "mixed"
-        if len(set(warm)) == 1:
-            kinds: dict[int, Literal["beats", "none", "worse"]] = {1: "beats", 0: "none", -1: "worse"}
-            kind = kinds[warm[0]]
+        kinds: dict[int, Kind] = {1: "beats", 0: "none", -1: "worse"}
+        kind = kinds[warm[0]] if len(set(warm)) == 1 else "mixed"
         heads = {
             "beats": "The handoff saves time",
             "worse": "The handoff costs more time than it saves",
@@ -78,7 +76,6 @@ class LatencyReport(KindReport):
         return Verdict(kind, heads[kind], f"{said}{end}.{_caution(data)}")
 
     def first_screen(self, data: Json) -> FirstScreen:
-        """Times at every length, and the lengths at which none is saved."""
         headings = ("Tokens", "Batch", "Target prefill (ms)", "Handoff (ms)", "Saved (ms) [95 %]", "Warm", "Cold")
         slow = {
             "once the source has run": [p for p in data["points"] if outcome(p["warm"]) < 1],
@@ -89,16 +86,12 @@ class LatencyReport(KindReport):
         return FirstScreen(_times_table(data).only(*headings), f"figures/{FIGURE}", caption, against)
 
     def sections(self, data: Json) -> str:
-        """Times, break-even lengths, parts, the formula and roofs."""
-        machine, load, settings = data["machine"], data["load"], data["settings"]
-        last = data["points"][-1]["roofs"]
+        load, last = data["load"], data["points"][-1]["roofs"]
         checks = [point for point in data["points"] if point["whole"] is not None]
         most = max(checks, key=lambda point: abs(_of_parts(point) - 1), default=None)
         return fill(
             "latency",
             data=data,
-            machine=machine,
-            settings=settings,
             slices=slices(data) if data["scaled"] else "",
             times=_times_table(data),
             load=milliseconds(load["median"]),
@@ -107,14 +100,13 @@ class LatencyReport(KindReport):
             parts=_parts_table(data),
             unclocked=None if most is None else {"share": _of_parts(most), "length": most["length"]},
             formula=_formula_table(data),
-            shared=load["bytes"] / settings["handoffs_per_fit"],
+            shared=load["bytes"] / data["settings"]["handoffs_per_fit"],
             roofs=_roofs_table(data),
             ceiling=last["target"]["flops"] / last["map"]["flops"],
             own_fraction=last["map"]["fraction_of_own"],
         )
 
     def metrics(self, data: Json) -> dict[str, float]:
-        """Times, ratios and the map's fraction of its roof, by length and batch; the map's loading."""
         found: dict[str, float] = {"load_seconds": data["load"]["median"]}
         for point in data["points"]:
             at = f"{point['length']}/{point['batch']}"
@@ -127,8 +119,28 @@ class LatencyReport(KindReport):
         return found
 
     def figures(self, data: Json, folder: Path) -> None:
-        """The parts stacked, against the target's own prefill."""
-        latency_figure(data, folder / FIGURE)
+        """Stacked parts of the handoff (left bar of each length) and the target's own prefill (right), as shares of it.
+
+        The source's prefill stands in outline on top of the handoff: what counts besides when nothing has run yet. One
+        panel per batch size, the smallest three.
+        """
+        batches = sorted({point["batch"] for point in data["points"]})[:MOST_BATCHES]
+        panels = {batch: [point for point in data["points"] if point["batch"] == batch] for batch in batches}
+        most = max(len(points) for points in panels.values())
+        width = max(1.45 * most, 3.6) * len(panels) + 2.1
+        with canvas(folder / FIGURE, (min(width, 16.0), 4.3)) as figure:
+            all_axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+            for axes, (batch, points) in zip(all_axes, panels.items(), strict=True):
+                _panel(axes, points)
+                if len(panels) > 1:
+                    axes.set_title(f"batches of {batch}", loc="left", fontweight="bold")
+            all_axes[0].set_ylabel("share of the target's own prefill")
+            handles, labels = all_axes[0].get_legend_handles_labels()
+            # From top to bottom as they are stacked.
+            figure.legend(handles[::-1], labels[::-1], loc="outside right upper", frameon=False, fontsize=9)
+            notes = [text for text, told in (("random weights", data["random"]), ("scaled", data["scaled"])) if told]
+            below = "tokens of the prompt, and the target's own prefill" + (f"  ({', '.join(notes)})" if notes else "")
+            figure.supxlabel(below, fontsize=9, color=MUTED)
 
 
 def outcome(row: Json) -> int:
@@ -141,19 +153,16 @@ def outcome(row: Json) -> int:
 def _where(points: Sequence[Json], way: str) -> str:
     """At which lengths a way reaches the first token sooner, and at which it does not."""
     by = {n: [point for point in points if outcome(point[way]) == n] for n in (1, 0, -1)}
+    words = {
+        1: "reaches the target's first token {} times as fast as the target's prefill",
+        -1: "takes {} times as long",
+        0: "shows no difference",
+    }
     parts = []
-    if by[1]:
-        ratios = [point[way]["ratio"] for point in by[1]]
-        low, high = number(min(ratios), 2), number(max(ratios), 2)
-        times = low if low == high else f"{low} to {high}"
-        parts.append(f"reaches the target's first token {times} times as fast as the target's prefill {_at(by[1])}")
-    if by[-1]:
-        ratios = [1 / point[way]["ratio"] for point in by[-1]]
-        low, high = number(min(ratios), 2), number(max(ratios), 2)
-        times = low if low == high else f"{low} to {high}"
-        parts.append(f"takes {times} times as long {_at(by[-1])}")
-    if by[0]:
-        parts.append(f"shows no difference {_at(by[0])}")
+    for n, said in words.items():
+        ratios = [1 / point[way]["ratio"] if n < 0 else point[way]["ratio"] for point in by[n]]
+        ends = [number(end(ratios), 2) for end in (min, max) if ratios]
+        parts += [f"{said.format(' to '.join(dict.fromkeys(ends)))} {_at(by[n])}"] if ratios else []
     return listed(parts)
 
 
@@ -163,11 +172,8 @@ def _at(points: Sequence[Json]) -> str:
 
 def _caution(data: Json) -> str:
     """What the times are not: of trained weights, of whole models."""
-    parts = []
-    if data["random"]:
-        parts.append("weights are random, so this is about time alone")
-    if data["scaled"]:
-        parts.append(f"times are scaled from {slices(data)}")
+    parts = ["weights are random, so this is about time alone"] if data["random"] else []
+    parts += [f"times are scaled from {slices(data)}"] if data["scaled"] else []
     return f" {capital('; '.join(parts))}." if parts else ""
 
 
@@ -233,13 +239,12 @@ def _of_parts(point: Json) -> float:
 
 
 def _parts_table(data: Json) -> Table:
+    def cell(point: Json, step: str) -> str:
+        middle, low, high = (milliseconds(point["parts"][step][key]) for key in ("median", "low", "high"))
+        return f"{middle} [{low}, {high}]"
+
     used = [step for step in NAMES if any(point["parts"][step]["median"] > 1e-6 for point in data["points"])]
-    parts = ((NAMES[step], lambda p, step=step: _with_quartiles(p["parts"][step])) for step in used)
-    return Table.of(data["points"], *_ASKED, *parts)
-
-
-def _with_quartiles(part: Json) -> str:
-    return f"{milliseconds(part['median'])} [{milliseconds(part['low'])}, {milliseconds(part['high'])}]"
+    return Table.of(data["points"], *_ASKED, *((NAMES[step], partial(cell, step=step)) for step in used))
 
 
 def _formula_table(data: Json) -> Table:
@@ -269,31 +274,6 @@ def _roofs_table(data: Json) -> Table:
     )
 
 
-def latency_figure(data: Json, path: Path | str) -> None:
-    """Stacked parts of the handoff (left bar of each length) and the target's own prefill (right), as shares of it.
-
-    The source's prefill stands in outline on top of the handoff: what counts besides when nothing has run yet. One
-    panel per batch size, the smallest three.
-    """
-    batches = sorted({point["batch"] for point in data["points"]})[:MOST_BATCHES]
-    panels = {batch: [point for point in data["points"] if point["batch"] == batch] for batch in batches}
-    most = max(len(points) for points in panels.values())
-    width = max(1.45 * most, 3.6) * len(panels) + 2.1
-    with canvas(path, (min(width, 16.0), 4.3)) as figure:
-        all_axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-        for axes, (batch, points) in zip(all_axes, panels.items(), strict=True):
-            _panel(axes, points)
-            if len(panels) > 1:
-                axes.set_title(f"batches of {batch}", loc="left", fontweight="bold")
-        all_axes[0].set_ylabel("share of the target's own prefill")
-        handles, labels = all_axes[0].get_legend_handles_labels()
-        # From top to bottom as they are stacked.
-        figure.legend(handles[::-1], labels[::-1], loc="outside right upper", frameon=False, fontsize=9)
-        notes = [text for text, told in (("random weights", data["random"]), ("scaled", data["scaled"])) if told]
-        below = "tokens of the prompt, and the target's own prefill" + (f"  ({', '.join(notes)})" if notes else "")
-        figure.supxlabel(below, fontsize=9, color=MUTED)
-
-
 def _panel(axes: Axes, points: Sequence[Json]) -> None:
     places = range(len(points))
     prefill = [point["target"]["median"] for point in points]
@@ -307,24 +287,18 @@ def _panel(axes: Axes, points: Sequence[Json]) -> None:
             axes.bar(left, shares, NARROW, bottom=below, color=colour, label=NAMES[step], zorder=2)
         below = [a + b for a, b in zip(below, shares, strict=True)]
     source = [point["source"]["median"] / whole for point, whole in zip(points, prefill, strict=True)]
-    axes.bar(
-        left,
-        source,
-        NARROW,
-        bottom=below,
-        facecolor="none",
-        edgecolor=COLOURS["source"],
-        linewidth=1.2,
-        hatch="////",
-        label="Source's prefill (cold)",
-        zorder=2,
-    )
+    look: dict[str, Any] = {
+        "facecolor": "none",
+        "edgecolor": COLOURS["source"],
+        "linewidth": 1.2,
+        "hatch": "////",
+        "zorder": 2,
+    }
+    axes.bar(left, source, NARROW, bottom=below, label="Source's prefill (cold)", **look)
     axes.bar(right, [1.0] * len(points), NARROW, color=COLOURS["ceiling"], label="Target's own prefill", zorder=2)
     axes.axhline(1.0, color=INK, linewidth=0.9, linestyle=(0, (4, 3)), zorder=3)
     for place, height in zip(left, below, strict=True):
-        axes.annotate(
-            f"{100 * height:.0f} %", (place, height), (0, 2), textcoords="offset points", ha="center", fontsize=9
-        ).set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.85})
+        label(axes, f"{100 * height:.0f} %", (place, height), (0, 2), pad=0.6, ha="center")
     names = [f"{point['length']}\n{milliseconds(point['target']['median'])} ms" for point in points]
     axes.set_xticks(places, names)
     highest = max([1.0, *(a + b for a, b in zip(below, source, strict=True))])

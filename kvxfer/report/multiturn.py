@@ -7,9 +7,8 @@ from pathlib import Path
 
 from kvxfer.evals.statistics import paired_item
 from kvxfer.report.figures import COLOURS, Panel, Series, series_figure
-from kvxfer.report.first_screen import FirstScreen
-from kvxfer.report.kind_report import Json, KindReport
-from kvxfer.report.numbers import interval, number, p_text, p_value, percent, points
+from kvxfer.report.kind_report import FirstScreen, Json, KindReport
+from kvxfer.report.numbers import difference, interval, number, p_text, percent, points
 from kvxfer.report.prose import fill
 from kvxfer.report.table import Table
 from kvxfer.report.verdict import Verdict, verdict
@@ -33,16 +32,12 @@ class MultiturnReport(KindReport):
         subject = f"The cache handed {HANDED[pattern]} over {data['turns']} turns"
         said = verdict(pooled["conditions"], pooled["tests"], subject=subject)
         # What is called the source elsewhere is the sender of one direction only.
-        head, sentence = (text.replace("the source", "the small model alone") for text in (said.head, said.sentence))
-        return Verdict(said.kind, head, f"{sentence} {_drift_sentence(found)}")
+        return said.reworded({"the source": "the small model alone"}, _drift_sentence(found))
 
     def first_screen(self, data: Json) -> FirstScreen:
-        """All turns of every pattern together, and the patterns whose drift grows."""
-        rows = []
-        for pattern, found in data["patterns"].items():
-            *_, row = _table(found, data["answers"]).rows
-            rows.append((NAMES[pattern], *row[1:]))
-        columns = ("Pattern", *_columns(data["answers"])[1:])
+        tables = {pattern: _table(found, data["answers"]) for pattern, found in data["patterns"].items()}
+        rows = [(NAMES[pattern], *table.rows[-1][1:]) for pattern, table in tables.items()]
+        columns = ("Pattern", *next(iter(tables.values())).columns[1:])
         shown = ("Mapped", "Ceiling", "Small alone", "Drift", "p") if data["answers"] else _IN_NATS
         against = [
             f"{NAMES[pattern]}: {_drift_sentence(found)}"
@@ -53,7 +48,6 @@ class MultiturnReport(KindReport):
         return FirstScreen(table, f"figures/{DRIFT}", "Drift from the answering model's own prefill by turn", against)
 
     def sections(self, data: Json) -> str:
-        """What was played, a table per pattern, and the figure."""
         patterns = [
             {"name": NAMES[pattern], "drift": _drift_sentence(found), "table": _table(found, data["answers"])}
             for pattern, found in data["patterns"].items()
@@ -61,7 +55,6 @@ class MultiturnReport(KindReport):
         return fill("multiturn", **{**data, "patterns": patterns})
 
     def metrics(self, data: Json) -> dict[str, float]:
-        """Nats lost against the ceiling by pattern and turn, over all turns, and more of it each turn."""
         flat: dict[str, float] = {}
         for pattern, found in data["patterns"].items():
             for row in found["turns"]:
@@ -74,7 +67,6 @@ class MultiturnReport(KindReport):
         return flat
 
     def paired(self, data: Json) -> dict[str, list[Json]]:
-        """Every turn of every conversation, by pattern."""
         return {
             NAMES[pattern]: [
                 paired_item(i, i["nats"][pattern], i.get("correct", {}).get(pattern), tokens=i["tokens"])
@@ -84,7 +76,6 @@ class MultiturnReport(KindReport):
         }
 
     def figures(self, data: Json, folder: Path) -> None:
-        """Drift by turn: of accuracy where there are answers, and of nats."""
         measures = [("accuracy", "accuracy against the ceiling (pp)", 100.0)] if data["answers"] else []
         measures.append(("nll", "nats per token against the ceiling", 1.0))
         panels = []
@@ -132,6 +123,8 @@ def _drift_sentence(found: Json) -> str:
 
 def _table(found: Json, answers: bool) -> Table:
     """A row per turn, and one of all."""
+    accuracy = ("Mapped", "Ceiling", "Small alone", "Drift", "95 %", "p") if answers else ()
+    nats = ("Nats", "Ceiling", "Small alone", "Drift (nats)", "95 %", "p")
     rows = []
     for row in (*found["turns"], {"turn": "all", **found["pooled"]}):
         test = row["tests"]["mapped_vs_ceiling"]
@@ -139,16 +132,6 @@ def _table(found: Json, answers: bool) -> Table:
         cells = [str(row["turn"]), str(row.get("answering", "")), str(row.get("hops", "")), share]
         conditions = [row["conditions"][name] for name in ("mapped", "ceiling", "source")]
         if answers:
-            cells += [percent(c["accuracy"]) for c in conditions]
-            cells += [points(test["accuracy_difference"]), interval(test["accuracy_ci"]), p_value(test["accuracy_p"])]
-        cells += [number(c["nats"]) for c in conditions]
-        cells += [number(test["nll_difference"], sign=True), interval(test["nll_ci"], "number"), p_value(test["nll_p"])]
-        rows.append(cells)
-    return Table(_columns(answers), rows)
-
-
-def _columns(answers: bool) -> tuple[str, ...]:
-    """Headings of a row of turns."""
-    accuracy = ("Mapped", "Ceiling", "Small alone", "Drift", "95 %", "p")
-    nats = ("Nats", "Ceiling", "Small alone", "Drift (nats)", "95 %", "p")
-    return ("Turn", "Answers", "Hops", "Mapped tokens", *(accuracy if answers else ()), *nats)
+            cells += [*(percent(c["accuracy"]) for c in conditions), *difference(test, "accuracy", share=True)]
+        rows.append([*cells, *(number(c["nats"]) for c in conditions), *difference(test, "nll", share=False)])
+    return Table(("Turn", "Answers", "Hops", "Mapped tokens", *accuracy, *nats), rows)

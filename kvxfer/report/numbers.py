@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 NOTHING = "\N{EN DASH}"
@@ -61,6 +61,23 @@ def interval(ci: Sequence[Number] | None, form: str = "percent") -> str:
         return ""
     scale, decimals = (100, 1) if form == "percent" else (1, 3)
     return _signed(f"[{scale * ci[0]:.{decimals}f}, {scale * ci[1]:.{decimals}f}]")
+
+
+def percent_in(row: Mapping[str, Any], key: str) -> str:
+    """A row's share with its interval, ``<key>_ci``."""
+    return f"{percent(row[key])} {interval(row.get(f'{key}_ci'))}".rstrip()
+
+
+def number_in(row: Mapping[str, Any], key: str) -> str:
+    """A row's number with its interval, ``<key>_ci``."""
+    return f"{number(row[key])} {interval(row.get(f'{key}_ci'), 'number')}".rstrip()
+
+
+def difference(test: Mapping[str, Any], key: str, share: bool) -> tuple[str, str, str]:
+    """A paired test's cells: ``<key>_difference`` (of shares in points), ``<key>_ci`` and ``<key>_p``."""
+    value, ci, p = (test[f"{key}_{name}"] for name in ("difference", "ci", "p"))
+    said = points(value) if share else number(value, sign=True)
+    return said, interval(ci, "percent" if share else "number"), p_value(p)
 
 
 def quantity(value: Number | None, unit: str = "") -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +11,15 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from kvxfer.evals.statistics import gap_recovered_nats, outcome
-from kvxfer.report.figures import COLOURS, INK, MUTED, canvas, tidy
-from kvxfer.report.first_screen import FirstScreen
-from kvxfer.report.kind_report import Json, KindReport
-from kvxfer.report.numbers import NOTHING, interval, number, p_text, p_value, percent, perplexity, points
+from kvxfer.report.figures import COLOURS, DOMAIN_COLOURS, INK, MUTED, canvas, label, name_line, tidy
+from kvxfer.report.kind_report import FirstScreen, Json, KindReport
+from kvxfer.report.numbers import NOTHING, difference, interval, number, p_text, p_value, percent, perplexity
 from kvxfer.report.prose import fill
 from kvxfer.report.table import Table
 from kvxfer.report.verdict import Verdict, verdict
 
 LEVELS = ("ceiling", "source", "mapped", "raw_copy", "floor")
 FIGURE = "perplexity_lengths.png"
-DOMAIN_COLOURS = (COLOURS["mapped"], "#2f9e6e", "#a04fa8", "#c0392b", "#7a6a1d")
 LOWEST, HIGHEST = -1.0, 1.5
 """Shares of the gap beyond are drawn there: where there is hardly a gap, a ratio may be anything."""
 
@@ -45,10 +42,9 @@ class PerplexityReport(KindReport):
         said = verdict(
             points[at]["conditions"], points[at]["tests"], subject=f"The mapped cache of {at} tokens of {own['domain']}"
         )
-        return replace(said, sentence=" ".join([said.sentence, length_sentence(own, points)]).rstrip())
+        return said.reworded({}, length_sentence(own, points))
 
     def first_screen(self, data: Json) -> FirstScreen:
-        """Every text and length, and what the map loses the longer the prefix is."""
         headings = ("Text", "Prefix", "Ceiling", "Source", "Mapped", "Gap recovered (nats)", "p")
         against = [
             f"{d['domain']}: {length_sentence(d, by_length(data['points'], d['domain']))}"
@@ -59,16 +55,15 @@ class PerplexityReport(KindReport):
         return FirstScreen(_levels_table(data).only(*headings), f"figures/{FIGURE}", caption, against)
 
     def sections(self, data: Json) -> str:
-        """One table of all lengths, one of what they change, the figure, and what could not be asked."""
-        remarks = []
-        for domain in data["domains"]:
-            if said := length_sentence(domain, by_length(data["points"], domain["domain"])):
-                remarks.append(f"{domain['domain']}: {said}")
+        remarks = [
+            f"{domain['domain']}: {said}"
+            for domain in data["domains"]
+            if (said := length_sentence(domain, by_length(data["points"], domain["domain"])))
+        ]
         lengthened = [domain["lengthened"] for domain in data["domains"]]
         return fill(
             "perplexity",
-            scored=data["scored"],
-            calibrated_length=data["calibrated_length"],
+            **data,
             counts=[f"{d['domain']}: {d['rows']} rows of {d['documents']} documents" for d in data["domains"]],
             of_text=not all(lengthened),
             of_toy=any(lengthened),
@@ -79,7 +74,6 @@ class PerplexityReport(KindReport):
         )
 
     def metrics(self, data: Json) -> dict[str, float]:
-        """Nats of every condition by domain and length, and the change from the reference length to the longest."""
         found = {
             f"{point['domain']}/{point['prefix']}/{name}/nats": row["nats"]
             for point in data["points"]
@@ -93,8 +87,32 @@ class PerplexityReport(KindReport):
         return found
 
     def figures(self, data: Json, folder: Path) -> None:
-        """Gap recovered and perplexity against the prefix's length."""
-        lengths_figure(data, folder / FIGURE)
+        """Gap recovered (left) and perplexity (right) against the prefix's length, with 95 % intervals, as PNG."""
+        with canvas(folder / FIGURE, (9.6, 3.9)) as figure:
+            left, right = figure.subplots(1, 2)
+            for n, domain in enumerate(data["domains"]):
+                colour = DOMAIN_COLOURS[n % len(DOMAIN_COLOURS)]
+                points = by_length(data["points"], domain["domain"])
+                _shares(left, points, colour, domain["domain"])
+                _levels(right, points, colour, named=n == 0)
+            left.axhline(0, color=COLOURS["source"], linewidth=1.3, linestyle=(0, (5, 3)))
+            left.axhline(1, color=COLOURS["ceiling"], linewidth=1.1, linestyle=":")
+            for y, text, colour in ((0.0, "source alone", COLOURS["source"]), (1.0, "ceiling", COLOURS["ceiling"])):
+                look: dict[str, Any] = {"ha": "right", "va": "bottom", "fontsize": 8.5, "color": colour}
+                label(left, text, (1.0, y), (-2, 2), ("axes fraction", "data"), **look)
+            left.set_ylabel("gap recovered (nats)")
+            left.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %".replace("-", "\N{MINUS SIGN}"))
+            low, high = left.get_ylim()
+            left.set_ylim(max(low, LOWEST - 0.1), min(high, HIGHEST + 0.1))
+            right.set_ylabel("perplexity (lower is better)")
+            low, high = right.dataLim.intervaly
+            if low > 0 and high / low > LOG_FROM:
+                right.set_yscale("log")
+                right.yaxis.set_major_formatter("{x:g}")
+            lengths = sorted({point["prefix"] for point in data["points"]})
+            for axes, loc, columns in ((left, "outside lower left", 5), (right, "outside lower right", 3)):
+                _axis(axes, lengths, data["calibrated_length"])
+                figure.legend(*axes.get_legend_handles_labels(), frameon=False, fontsize=9, ncols=columns, loc=loc)
 
 
 def by_length(points: Sequence[Json], domain: str) -> dict[int, Json]:
@@ -114,9 +132,8 @@ def described(test: Json, share: bool = False) -> str:
     """A difference with its interval and p."""
     if test["difference"] is None:
         return "no ratio: the gap vanishes in some resamples"
-    ci = (test["ci_low"], test["ci_high"])
-    value = points(test["difference"]) if share else number(test["difference"], sign=True)
-    return f"{value}, 95 % interval {interval(ci, 'percent' if share else 'number')}, {p_text(test['p'])}"
+    value, ci, _ = _cells(test, share)
+    return f"{value}, 95 % interval {ci}, {p_text(test['p'])}"
 
 
 def recovered(point: Json) -> float | None:
@@ -163,15 +180,10 @@ def _levels_table(data: Json) -> Table:
     header += ("Gap recovered (nats)", "95 % interval", "Mapped \N{MINUS SIGN} source", "95 % interval", "p")
     rows = []
     for point in data["points"]:
-        conditions, test = point["conditions"], point["tests"]["mapped_vs_source"]
-        mapped = conditions["mapped"]
+        mapped = point["conditions"]["mapped"]
         share = (percent(mapped["gap_recovered_nats"]), interval(mapped["gap_recovered_nats_ci"]))
-        against = (
-            number(test["nll_difference"], sign=True),
-            interval(test["nll_ci"], "number"),
-            p_value(test["nll_p"]),
-        )
-        levels = (perplexity(conditions[name]["perplexity"]) for name in LEVELS)
+        against = difference(point["tests"]["mapped_vs_source"], "nll", share=False)
+        levels = (perplexity(point["conditions"][name]["perplexity"]) for name in LEVELS)
         rows.append((point["domain"], str(point["prefix"]), *levels, *share, *against))
     return Table(header, rows)
 
@@ -196,38 +208,8 @@ def _changes_table(data: Json) -> Table | None:
 def _cells(test: Json, share: bool) -> tuple[str, str, str]:
     if test["difference"] is None:
         return NOTHING, NOTHING, NOTHING
-    ci = (test["ci_low"], test["ci_high"])
-    value = points(test["difference"]) if share else number(test["difference"], sign=True)
-    return value, interval(ci, "percent" if share else "number"), p_value(test["p"])
-
-
-def lengths_figure(data: Json, path: Path) -> None:
-    """Gap recovered (left) and perplexity (right) against the prefix's length, with 95 % intervals, as PNG."""
-    with canvas(path, (9.6, 3.9)) as figure:
-        left, right = figure.subplots(1, 2)
-        for n, domain in enumerate(data["domains"]):
-            colour = DOMAIN_COLOURS[n % len(DOMAIN_COLOURS)]
-            points = by_length(data["points"], domain["domain"])
-            _shares(left, points, colour, domain["domain"])
-            _levels(right, points, colour, named=n == 0)
-        left.axhline(0, color=COLOURS["source"], linewidth=1.3, linestyle=(0, (5, 3)))
-        left.axhline(1, color=COLOURS["ceiling"], linewidth=1.1, linestyle=":")
-        _label(left, 0.0, "source alone", COLOURS["source"])
-        _label(left, 1.0, "ceiling", COLOURS["ceiling"])
-        left.set_ylabel("gap recovered (nats)")
-        left.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %".replace("-", "\N{MINUS SIGN}"))
-        low, high = left.get_ylim()
-        left.set_ylim(max(low, LOWEST - 0.1), min(high, HIGHEST + 0.1))
-        right.set_ylabel("perplexity (lower is better)")
-        low, high = right.dataLim.intervaly
-        if low > 0 and high / low > LOG_FROM:
-            right.set_yscale("log")
-            right.yaxis.set_major_formatter("{x:g}")
-        lengths = sorted({point["prefix"] for point in data["points"]})
-        for axes in (left, right):
-            _axis(axes, lengths, data["calibrated_length"])
-        figure.legend(*left.get_legend_handles_labels(), frameon=False, fontsize=9, ncols=5, loc="outside lower left")
-        figure.legend(*right.get_legend_handles_labels(), frameon=False, fontsize=9, ncols=3, loc="outside lower right")
+    found = {"of_difference": test["difference"], "of_ci": (test["ci_low"], test["ci_high"]), "of_p": test["p"]}
+    return difference(found, "of", share)
 
 
 def _shares(axes: Axes, points: Mapping[int, Json], colour: str, name: str) -> None:
@@ -262,11 +244,6 @@ def _levels(axes: Axes, points: Mapping[int, Json], colour: str, named: bool) ->
                     axes.plot([length] * 2, np.exp(row["nats_ci"]), color=colour, linewidth=2.2, alpha=0.45)
 
 
-def _label(axes: Axes, y: float, text: str, colour: str) -> None:
-    place = axes.annotate(text, (1.0, y), (-2, 2), xycoords=("axes fraction", "data"), textcoords="offset points")
-    place.set(ha="right", va="bottom", fontsize=8.5, color=colour)
-
-
 def _axis(axes: Axes, lengths: list[int], calibrated: int | None) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(lengths, [str(length) for length in lengths])
@@ -275,9 +252,6 @@ def _axis(axes: Axes, lengths: list[int], calibrated: int | None) -> None:
     axes.set_xlabel("prefix, tokens")
     if calibrated is not None and axes.get_xlim()[0] <= calibrated <= axes.get_xlim()[1]:
         axes.axvline(calibrated, color=MUTED, linewidth=1.1, linestyle="-", alpha=0.5, zorder=0)
-        place = axes.annotate(
-            "calibrated", (calibrated, 1.0), (0, 3), xycoords=("data", "axes fraction"), textcoords="offset points"
-        )
-        place.set(ha="center", va="bottom", fontsize=9, color=MUTED)
+        name_line(axes, calibrated, "calibrated", MUTED)
     tidy(axes, keep=("left", "bottom"))
     axes.tick_params(colors=INK)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +10,29 @@ import rich.table
 
 from kvxfer.evals.statistics import holm, summarise
 from kvxfer.report.figures import conditions_figure
-from kvxfer.report.first_screen import FirstScreen
 from kvxfer.report.fit_figures import r2_heatmap
-from kvxfer.report.kind_report import Json, KindReport, numbers_of
-from kvxfer.report.numbers import interval, number, p_value, percent, perplexity, points, setting
+from kvxfer.report.kind_report import FirstScreen, Json, KindReport, numbers_of
+from kvxfer.report.numbers import (
+    difference,
+    number,
+    number_in,
+    p_value,
+    percent,
+    percent_in,
+    perplexity,
+    points,
+    setting,
+)
 from kvxfer.report.prose import capital, fill, listed
 from kvxfer.report.table import Table
 from kvxfer.report.verdict import (
     Verdict,
-    accuracy_outcome,
     ancestry_sentence,
-    cautions,
+    few_documents,
+    fit_warning,
     in_accuracy,
     in_nats,
-    nats_outcome,
+    outcomes,
     verdict,
 )
 from kvxfer.report.wording import condition_name
@@ -71,20 +79,16 @@ class QuestionsReport(KindReport):
     sectioned = True
 
     def verdict(self, data: Json) -> Verdict:
-        """The mapped cache against the source."""
         return verdict(data["conditions"], data["tests"])
 
     def cautions(self, data: Json) -> list[str]:
-        """That the map does less than its fit said, or the tests rest on few documents."""
-        return cautions(data)
+        return [each for each in (fit_warning(data), few_documents(data)) if each is not None]
 
     def remarks(self, data: Json) -> list[str]:
-        """The cautions, and what a pruned pair must show first."""
         ancestry = ancestry_sentence(data)
-        return [*cautions(data), *([] if ancestry is None else [ancestry])]
+        return [*self.cautions(data), *([] if ancestry is None else [ancestry])]
 
     def first_screen(self, data: Json) -> FirstScreen:
-        """The conditions that decide, with p against the source."""
         return FirstScreen(
             narrow_table([(condition_name(name), data, name) for name in DECISIVE if name in data["conditions"]]),
             CONDITIONS_FIGURE,
@@ -93,36 +97,33 @@ class QuestionsReport(KindReport):
         )
 
     def sections(self, data: Json) -> str:
-        """What is kept and what the controls do, the tables, what the map reads, and the gates."""
-        mapped = data["conditions"]["mapped"]
+        mapped, by_kind = data["conditions"]["mapped"], data["by_kind"]
+        told = dict.fromkeys(c for row in by_kind.values() for c in row)
+        rows = [(condition_name(c), *(percent(row.get(c)) for row in by_kind.values())) for c in told]
         controls = [name for name in CONTROLS if name in data["conditions"]]
-        said = [f"{condition_name(c).lower()} {_measure(data['conditions'][c])}" for c in controls]
         return fill(
             "questions",
             kept=capital(listed(_kept(mapped))),
-            controls=said,
+            controls=[f"{condition_name(c).lower()} {_measure(data['conditions'][c])}" for c in controls],
             chance=data.get("chance") if mapped["accuracy"] is not None else None,
             conditions=conditions_table(data["conditions"]),
             figure=CONDITIONS_FIGURE,
             tests=_tests_table(data["tests"]),
             tables=[_further(name, table) for name, table in data["tables"].items()],
-            by_kind=_by_kind(data["by_kind"]),
+            by_kind=Table(("Condition", *by_kind), rows) if by_kind else None,
             heatmap=HEATMAP if _has_heatmap(data) else None,
             gates=_gates(data),
             checked=data["fit_check"],
         )
 
     def metrics(self, data: Json) -> dict[str, float]:
-        """Every number of every condition and test."""
         return numbers_of({**data["conditions"], **data["tests"]})
 
     def logged_tables(self, data: Json) -> dict[str, Table]:
-        """The conditions with their main numbers."""
         rows = [(name, *(row[key] for key in LOGGED)) for name, row in data["conditions"].items()]
         return {"conditions": Table(("condition", *LOGGED), rows)}
 
     def swept(self, data: Json) -> dict[str, float | None]:
-        """The mapped cache's numbers with their intervals, source and ceiling, and p against the source."""
         conditions, mapped = data["conditions"], data["conditions"]["mapped"]
         found: dict[str, float | None] = {}
         for key in SWEPT:
@@ -146,7 +147,6 @@ class QuestionsReport(KindReport):
         return {"all questions": data["conditions"], **single}
 
     def paired(self, data: Json) -> dict[str, list[Json]]:
-        """The items, under no name."""
         return {"": list(data["items"])}
 
     def evidence(self, data: Json) -> dict[str, Any]:
@@ -154,17 +154,14 @@ class QuestionsReport(KindReport):
         return {key: value for key, value in data.items() if key not in ("items", "selection")}
 
     def terminal(self, title: str, data: Json) -> rich.table.Table:
-        """One row for each condition."""
         rows = [(condition_name(name, short=True), data, name) for name in data["conditions"]]
         return terminal_table(title, rows, [self.verdict(data).sentence, *self.remarks(data)])
 
     def line(self, data: Json) -> str:
-        """What the mapped cache answers and recovers."""
         row = data["conditions"]["mapped"]
         return f"{_measures(row)}, gap recovered {percent(row['gap_recovered_nats'])} in nats"
 
     def figures(self, data: Json, folder: Path) -> None:
-        """Every condition, and the R² of single source layers where the fit recorded it."""
         conditions_figure(data["conditions"], folder / Path(CONDITIONS_FIGURE).name, data["chance"])
         if _has_heatmap(data):
             r2_heatmap(data["selection"], folder / Path(HEATMAP).name)
@@ -175,7 +172,6 @@ class QuestionsReport(KindReport):
         return [verdict(data["conditions"], {"mapped_vs_source": test}) for data, test in tests]
 
     def beside(self, runs: Mapping[str, Json], figure: str) -> str:
-        """A row for each run, and what all are measured against."""
         several = {label: results["data"] for label, results in runs.items()}
         rows = []
         for (label, data), test in zip(several.items(), _corrected(list(several.values())), strict=True):
@@ -184,7 +180,7 @@ class QuestionsReport(KindReport):
             against += [number(test["nll_difference"], sign=True), p_value(test["nll_p"])]
             ratios = (percent(row[key]) for key in ("retention", "gap_recovered", "gap_recovered_nats"))
             name = f"{label}: {fitted['features']}, {fitted['solver']}"
-            rows.append((name, _with_interval(row, "accuracy"), _with_interval(row, "nats"), *ratios, *against))
+            rows.append((name, percent_in(row, "accuracy"), number_in(row, "nats"), *ratios, *against))
         measures = ("Accuracy", "Nats per token", "Retention", "Gap recovered", "Gap recovered (nats)")
         header = ("Run", *measures, "vs source", "p (McNemar)", "vs source, nats", "p (paired t)")
         first = next(iter(several.values()))["conditions"]
@@ -198,7 +194,6 @@ class QuestionsReport(KindReport):
         )
 
     def draw_beside(self, runs: Mapping[str, Json], path: Path) -> bool:
-        """Every run's mapped cache between what is the same for all."""
         names = {label: f"Mapped cache, {label}: {results['map']['features']}" for label, results in runs.items()}
         beside_figure({names[label]: results["data"] for label, results in runs.items()}, path)
         return True
@@ -212,7 +207,7 @@ def narrow_table(rows: Sequence[tuple[str, Json, str]]) -> Table:
         label = f"**{name}**" if condition == "mapped" else name
         recovered = [percent(row.get(key)) for key in ("gap_recovered", "gap_recovered_nats")]
         p = [p_value(test.get(key)) for key in ("accuracy_p", "nll_p")]
-        cells.append((label, _with_interval(row, "accuracy"), _with_interval(row, "nats"), *recovered, *p))
+        cells.append((label, percent_in(row, "accuracy"), number_in(row, "nats"), *recovered, *p))
     return Table(NARROW, cells)
 
 
@@ -220,8 +215,9 @@ def against(data: Json) -> list[str]:
     """What a reader who believes the verdict should know of the numbers behind it."""
     found = []
     test = data["tests"].get("mapped_vs_ceiling", {})
-    said = [in_accuracy(test)] if accuracy_outcome(test) == "worse" else []
-    said += [in_nats(test, " nats per token")] if nats_outcome(test) == "worse" else []
+    accuracy, nats = outcomes(test)
+    said = [in_accuracy(test)] if accuracy == "worse" else []
+    said += [in_nats(test, " nats per token")] if nats == "worse" else []
     if said:
         found.append(f"It does not reach the target's own prefill: {'; '.join(said)}.")
     measure, sign = ("nats", -1) if data["conditions"]["mapped"]["accuracy"] is None else ("accuracy", 1)
@@ -250,18 +246,12 @@ def conditions_table(conditions: Mapping[str, Json]) -> Table:
 def numbers(row: Json) -> tuple[str, ...]:
     """One condition's cells, in the order of the headline table."""
     return (
-        _with_interval(row, "accuracy"),
+        percent_in(row, "accuracy"),
         percent(row.get("generated")),
         perplexity(row["perplexity"]),
-        _with_interval(row, "nats"),
+        number_in(row, "nats"),
         *(percent(row.get(key)) for key in RATIOS),
     )
-
-
-def _with_interval(row: Json, key: str) -> str:
-    if key == "nats":
-        return f"{number(row['nats'])} {interval(row.get('nats_ci'), 'number')}".rstrip()
-    return f"{percent(row[key])} {interval(row.get(f'{key}_ci'))}".rstrip()
 
 
 def _measure(row: Json) -> str:
@@ -277,42 +267,25 @@ def _kept(mapped: Json) -> list[str]:
     """What of the ceiling is kept, in phrases."""
     in_nats = "{} of it in nats" if mapped.get("gap_recovered") is not None else "{} of the gap in nats"
     phrases = {**KEPT, "gap_recovered_nats": in_nats}
-    return [text.format(_with_interval(mapped, key)) for key, text in phrases.items() if mapped.get(key) is not None]
+    return [text.format(percent_in(mapped, key)) for key, text in phrases.items() if mapped.get(key) is not None]
 
 
 def _tests_table(tests: Mapping[str, Json]) -> Table:
-    return Table.of(
-        [{"name": _comparison_name(key), **test} for key, test in tests.items()],
-        ("Comparison", itemgetter("name")),
-        ("Accuracy", lambda test: points(test["accuracy_difference"])),
-        ("95 %", lambda test: interval(test["accuracy_ci"])),
-        ("p (McNemar)", lambda test: p_value(test["accuracy_p"])),
-        ("Nats per token", lambda test: number(test["nll_difference"], sign=True)),
-        ("95 %", lambda test: interval(test["nll_ci"], "number")),
-        ("p (paired t)", lambda test: p_value(test["nll_p"])),
-        ("Items", itemgetter("n")),
-        ("Documents", itemgetter("documents")),
-    )
-
-
-def _comparison_name(key: str) -> str:
-    first, _, second = key.partition("_vs_")
     others = {"source": "source alone", "ancestor_copy": "copy of each layer's ancestor"}
-    return f"{condition_name(first)} vs {others.get(second, second)}"
+    rows = []
+    for key, test in tests.items():
+        first, _, second = key.partition("_vs_")
+        name = f"{condition_name(first)} vs {others.get(second, second)}"
+        cells = (*difference(test, "accuracy", share=True), *difference(test, "nll", share=False))
+        rows.append((name, *cells, test["n"], test["documents"]))
+    header = ("Comparison", "Accuracy", "95 %", "p (McNemar)", "Nats per token", "95 %", "p (paired t)")
+    return Table((*header, "Items", "Documents"), rows)
 
 
 def _further(name: str, table: Json) -> dict[str, Any]:
     title, note = FURTHER.get(name, (capital(name.replace("_", " ")), ""))
     tests = _tests_table(table["tests"]) if table["tests"] else ""
     return {"title": title, "note": note, "conditions": conditions_table(table["conditions"]), "tests": tests}
-
-
-def _by_kind(by_kind: Mapping[str, Mapping[str, float | None]]) -> Table | None:
-    if not by_kind:
-        return None
-    conditions = list(dict.fromkeys(c for row in by_kind.values() for c in row))
-    rows = [(condition_name(c), *(percent(row.get(c)) for row in by_kind.values())) for c in conditions]
-    return Table(("Condition", *by_kind), rows)
 
 
 def _gates(data: Json) -> Table | None:
@@ -364,7 +337,7 @@ def terminal_table(title: str, rows: Sequence[tuple[str, Json, str]], caption: S
         test = data["tests"].get(f"{condition}_vs_source", {})
         bold = "bold" if condition == "mapped" else ""
         styles |= {(place, n): bold for n in range(len(TERMINAL))}
-        for n, outcome in enumerate((accuracy_outcome(test), nats_outcome(test)), len(TERMINAL) - 2):
+        for n, outcome in enumerate(outcomes(test), len(TERMINAL) - 2):
             styles[place, n] = f"{bold} {STYLES.get(outcome or '', '')}".strip()
     cells = [(label, *_cells(data, condition, in_accuracy)) for label, data, condition in rows]
     whole = range(1, len(TERMINAL))
@@ -375,7 +348,7 @@ def terminal_table(title: str, rows: Sequence[tuple[str, Json, str]], caption: S
 def _cells(data: Json, condition: str, in_accuracy: bool) -> list[str]:
     """A row under TERMINAL: without accuracy the nats take its place, so that a row fits 80 characters."""
     row, test = data["conditions"][condition], data["tests"].get(f"{condition}_vs_source", {})
-    accuracy = _with_interval(row, "accuracy").replace(" %", "", 1)
+    accuracy = percent_in(row, "accuracy").replace(" %", "", 1)
     cells = [accuracy, perplexity(row["perplexity"]), "" if in_accuracy else number(row["nats"])]
     cells += [percent(row["retention"]), percent(row["gap_recovered"])]
     cells.append("" if in_accuracy else percent(row["gap_recovered_nats"]))

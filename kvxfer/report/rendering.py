@@ -17,15 +17,15 @@ from kvxfer.report.document import RESULTS, Results, about_map, document, proven
 from kvxfer.report.kinds import REPORTS
 from kvxfer.report.schema import validate
 
+COMPOSED: dict[str, Any] = {"full": full, "designs": designs}
+"""Modules of the kinds whose data are other evaluations."""
+
 
 def render(results: Results) -> str:
     """Markdown for a reader who has never seen the project."""
-    kind = results["kind"]
-    if kind == "full":
-        return full.render(results)
-    if kind == "designs":
-        return designs.render(results)
-    report, data = REPORTS[kind], results["data"]
+    if (composed := COMPOSED.get(results["kind"])) is not None:
+        return composed.render(results)
+    report, data = REPORTS[results["kind"]], results["data"]
     heading = "" if report.sectioned else f"## {report.heading}\n"
     sections = [heading, report.sections(data), about_map(results), provenance(results)]
     first = report.first_screen(data).markdown([results["verdict"]["sentence"], *report.remarks(data)])
@@ -34,10 +34,8 @@ def render(results: Results) -> str:
 
 def terminal(results: Results) -> RenderableType:
     """What a console shows of them."""
-    if results["kind"] == "full":
-        return full.terminal(results)
-    if results["kind"] == "designs":
-        return designs.terminal(results)
+    if (composed := COMPOSED.get(results["kind"])) is not None:
+        return composed.terminal(results)
     return REPORTS[results["kind"]].terminal(results["title"], results["data"])
 
 
@@ -53,10 +51,8 @@ def write(results: Results, directory: Path, folders: Mapping[str, Path] | None 
     results = plain(results)
     validate(results)
     (directory / "figures").mkdir(exist_ok=True)
-    if results["kind"] == "full":
-        full.figures(results, directory, folders or {})
-    elif results["kind"] == "designs":
-        designs.figures(results, directory)
+    if (composed := COMPOSED.get(results["kind"])) is not None:
+        composed.figures(results, directory, folders or {})
     else:
         REPORTS[results["kind"]].figures(results["data"], directory / "figures")
     write_pages(render(results), directory)

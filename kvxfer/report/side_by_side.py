@@ -17,7 +17,7 @@ from kvxfer.report.kinds import REPORTS
 from kvxfer.report.numbers import interval, number, p_value, percent, points
 from kvxfer.report.prose import fill
 from kvxfer.report.table import Table
-from kvxfer.report.verdict import WORDS, Verdict
+from kvxfer.report.verdict import WORDS
 
 ALL_PAIRS_UP_TO = 6
 """Runs up to which every two are tested; of more, each against the first."""
@@ -41,11 +41,14 @@ def write_comparison(runs: Sequence[Evaluated], folder: Path, others: Sequence[J
 
 def render(runs: Sequence[Evaluated], others: Sequence[Json] = ()) -> str:
     """Markdown of a comparison."""
-    asked = groups(runs)
-    verdicts = [list(zip(group, _verdicts(group), strict=True)) for group in asked]
+    asked, found = groups(runs), [*others, *(run.results for run in runs)]
+    verdicts = [
+        list(zip(group, REPORTS[group[0].kind].verdicts([run.results["data"] for run in group]), strict=True))
+        for group in asked
+    ]
     lead = fill(
         "side_by_side_lead",
-        together=_together(asked),
+        together=_together([(run.label, said.kind) for group in verdicts for run, said in group]),
         several=len(asked) > 1,
         verdicts=[(run.label, run.option, said.head) for group in verdicts for run, said in group],
     )
@@ -55,46 +58,32 @@ def render(runs: Sequence[Evaluated], others: Sequence[Json] = ()) -> str:
             title=f"{n}. {_title(group[0])}",
             runs=REPORTS[group[0].kind].beside(_results(group), _figure(n)),
             between=between(group),
-            correlations=_correlations(group, [*others, *(run.results for run in runs)]),
+            # What diagnostics that were asked the same foretell; nothing for another kind.
+            correlations=section(correlate(found, group[0].results)) if group[0].kind == "diagnostics" else "",
         )
         for n, group in enumerate(asked, 1)
     ]
     return document("Evaluations side by side", lead, [_runs(runs), *sections])
 
 
-def _correlations(group: Sequence[Evaluated], found: Sequence[Json]) -> str:
-    """What diagnostics that were asked the same foretell; nothing for another kind."""
-    return section(correlate(found, group[0].results)) if group[0].kind == "diagnostics" else ""
-
-
 def _results(group: Sequence[Evaluated]) -> dict[str, Json]:
     return {run.label: run.results for run in group}
 
 
-def _together(asked: Sequence[Sequence[Evaluated]]) -> str:
-    """All verdicts in a sentence."""
-    words: dict[str, list[str]] = {kind: [] for kind in WORDS}
-    for group in asked:
-        for run, said in zip(group, _verdicts(group), strict=True):
-            words[said.kind].append(run.label)
-    found = [f"{WORDS[kind].lower()}: {', '.join(sorted(labels))}" for kind, labels in words.items() if labels]
-    count = sum(map(len, asked))
-    return f"{count} evaluation{'s' if count > 1 else ''} against the source alone; {'; '.join(found)}."
+def _together(verdicts: Sequence[tuple[str, str]]) -> str:
+    """All verdicts, each a run's label and its kind, in a sentence."""
+    words = {word: sorted(label for label, kind in verdicts if kind == key) for key, word in WORDS.items()}
+    found = [f"{word.lower()}: {', '.join(labels)}" for word, labels in words.items() if labels]
+    return f"{len(verdicts)} evaluation{'s' if len(verdicts) > 1 else ''} against the source alone; {'; '.join(found)}."
 
 
 def _title(run: Evaluated) -> str:
     corpus = run.results["provenance"]["config"].get("corpus") or {}
     text = f", text {corpus['name']}" if "name" in corpus else ""
-    return f"{REPORTS[run.kind].heading} (pair {run.results['pair']['name']}{text}{_machine(run)})"
-
-
-def _machine(run: Evaluated) -> str:
-    """Where a timed evaluation ran."""
-    found = run.results["provenance"]["config"].get("machine")
-    if not found:
-        return ""
-    threads = f", {found['threads']} threads" if "threads" in found else ""
-    return f", on {found.get('name', '?')}{threads}"
+    # Where a timed evaluation ran.
+    if found := run.results["provenance"]["config"].get("machine"):
+        text += f", on {found.get('name', '?')}" + (f", {found['threads']} threads" if "threads" in found else "")
+    return f"{REPORTS[run.kind].heading} (pair {run.results['pair']['name']}{text})"
 
 
 def _runs(runs: Sequence[Evaluated]) -> str:
@@ -106,10 +95,6 @@ def _runs(runs: Sequence[Evaluated]) -> str:
     header = ("Run", "Map", "Plan", "Evaluation", "Cost", "Id")
     said = "Cost: the map's FLOPs per token in per cent of the target's prefill. Plan: tokens the target computes."
     return f"## The runs\n\n{said}\n\n{Table(header, rows, right=False)}\n"
-
-
-def _verdicts(group: Sequence[Evaluated]) -> list[Verdict]:
-    return REPORTS[group[0].kind].verdicts([run.results["data"] for run in group])
 
 
 def _figure(n: int) -> str:
@@ -144,9 +129,8 @@ def _cells(tests: Sequence[Json]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for test, p, right_p in zip(tests, corrected["p"], corrected["right_p"], strict=True):
         right = ("", "") if test["right"] is None else (points(test["right"]), interval(test["right_ci"]))
-        nats = ("", "")
-        if test["nats"] is not None:
-            nats = (number(test["nats"], sign=True), interval(test["nats_ci"], "number"))
+        known = test["nats"] is not None
+        nats = (number(test["nats"], sign=True), interval(test["nats_ci"], "number")) if known else ("", "")
         rows.append((*right, right_p, *nats, p))
     return rows
 

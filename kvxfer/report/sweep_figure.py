@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 
-from kvxfer.report.figures import COLOURS, canvas, tidy
+from kvxfer.report.figures import COLOURS, canvas, label, tidy
 from kvxfer.report.swept import Measure, Numbers, Value, write
 
 Point = tuple[Mapping[str, Value], Numbers]
@@ -33,7 +33,9 @@ def draw(points: Sequence[Point], measures: Sequence[Measure], path: Path) -> bo
     across = max(numeric, key=lambda key: len({values[key] for values, _ in points}), default=keys[0])
     places = _Places(across, [values[across] for values, _ in points])
     lines = _lines(points, across)
-    colours = _colours(list(lines))
+    # From light to dark in the grid's order.
+    shades = colormaps["viridis"](np.linspace(0.0, 0.88, len(lines))[::-1])
+    colours = list(shades) if len(lines) > 1 else [COLOURS["mapped"]]
     with canvas(path, (4.7 * len(measures) + (1.6 if len(lines) > 1 else 0.3), 3.8)) as figure:
         panels = figure.subplots(1, len(measures), squeeze=False)[0]
         for axes, measure in zip(panels, measures, strict=True):
@@ -41,7 +43,10 @@ def draw(points: Sequence[Point], measures: Sequence[Measure], path: Path) -> bo
                 _line(axes, measure, places, members, name, colour)
             _baselines(axes, measure, points)
             places.prepare(axes)
-            _finish(axes, measure)
+            axes.set_title(measure.label, loc="left", fontweight="bold")
+            if measure.share:
+                axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
+            tidy(axes)
         if len(lines) > 1:
             handles, labels = panels[0].get_legend_handles_labels()
             figure.legend(handles, labels, loc="outside right upper", frameon=False, fontsize=9)
@@ -87,13 +92,11 @@ class _Places:
             axes.set_xscale("symlog", linthresh=least)
         elif self.log:
             axes.set_xscale("log")
-        if len(self.numbers) <= _CROWDED and not self._decades():
+        # Matplotlib's own ticks are powers of ten: enough where these are the very values.
+        decades = self.log and all(n > 0 and math.isclose(math.log10(n), round(math.log10(n))) for n in self.numbers)
+        if len(self.numbers) <= _CROWDED and not decades:
             axes.set_xticks(self.numbers, [write(number) for number in self.numbers])
             axes.minorticks_off()
-
-    def _decades(self) -> bool:
-        """Whether matplotlib's own ticks, powers of ten, are the very values."""
-        return self.log and all(n > 0 and math.isclose(math.log10(n), round(math.log10(n))) for n in self.numbers)
 
 
 def _lines(points: Sequence[Point], across: str) -> dict[str, list[Point]]:
@@ -103,13 +106,6 @@ def _lines(points: Sequence[Point], across: str) -> dict[str, list[Point]]:
         name = ", ".join(f"{key}={write(value)}" for key, value in values.items() if key != across)
         lines.setdefault(name, []).append((values, found))
     return lines
-
-
-def _colours(names: Sequence[str]) -> list[object]:
-    """From light to dark in the grid's order."""
-    if len(names) == 1:
-        return [COLOURS["mapped"]]
-    return list(colormaps["viridis"](np.linspace(0.0, 0.88, len(names))[::-1]))
 
 
 def _line(axes: Axes, measure: Measure, places: _Places, members: Sequence[Point], name: str, colour: object) -> None:
@@ -128,21 +124,12 @@ def _line(axes: Axes, measure: Measure, places: _Places, members: Sequence[Point
 def _baselines(axes: Axes, measure: Measure, points: Sequence[Point]) -> None:
     """The source and the ceiling across the panel, where all jobs agree on them."""
     for name, column in measure.lines.items():
-        values = {found.get(column) for _, found in points}
-        value = values.pop() if len(values) == 1 else None
-        if value is None:
+        value, *others = {found.get(column) for _, found in points}
+        if value is None or others:
             continue
         colour = COLOURS["source" if name == "source alone" else "ceiling"]
         axes.axhline(value, color=colour, linewidth=1.4, linestyle=(0, (5, 3)), zorder=1)
-        label = axes.annotate(name, (1.0, value), (-3, 3), ("axes fraction", "data"), "offset points")
-        label.set(fontsize=9, color=colour, ha="right", va="bottom")
-
-
-def _finish(axes: Axes, measure: Measure) -> None:
-    axes.set_title(measure.label, loc="left", fontweight="bold")
-    if measure.share:
-        axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
-    tidy(axes)
+        label(axes, name, (1, value), (-3, 3), ("axes fraction", "data"), color=colour, ha="right", va="bottom")
 
 
 def _is_number(value: Value) -> bool:

@@ -17,6 +17,13 @@ Kind = Literal["beats", "none", "worse", "mixed"]
 WORDS: dict[str, str] = {"beats": "Worth it", "none": "No benefit", "worse": "Harmful", "mixed": "Mixed"}
 """What each kind of verdict begins with."""
 
+KINDS: dict[Outcome, Kind] = {"better": "beats", "worse": "worse", "none": "none"}
+SAID = {
+    "beats": "beats the source",
+    "none": "is not shown to beat the source",
+    "worse": "is worse than the source",
+}
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -26,38 +33,36 @@ class Verdict:
     head: str
     sentence: str
 
+    def reworded(self, words: Mapping[str, str], more: str) -> Verdict:
+        """The same with other words for some, and with another sentence behind it."""
+        head, sentence = self.head, self.sentence
+        for plain, meant in words.items():
+            head, sentence = head.replace(plain, meant), sentence.replace(plain, meant)
+        return Verdict(self.kind, head, f"{sentence} {more}".rstrip())
 
-def accuracy_outcome(test: Mapping[str, Any]) -> Outcome | None:
-    """Outcome of a test row in accuracy; None when it has none."""
-    if test.get("accuracy_p") is None:
+
+def outcomes(test: Mapping[str, Any]) -> tuple[Outcome | None, Outcome | None]:
+    """Outcomes of a test row in accuracy and in nats per token, where less is better; None for what it has not."""
+    return _outcome(test, "accuracy", higher_is_better=True), _outcome(test, "nll", higher_is_better=False)
+
+
+def _outcome(test: Mapping[str, Any], key: str, higher_is_better: bool) -> Outcome | None:
+    if test.get(f"{key}_p") is None:
         return None
-    return outcome(test["accuracy_p"], test["accuracy_difference"], test["accuracy_ci"], higher_is_better=True)
-
-
-def nats_outcome(test: Mapping[str, Any]) -> Outcome | None:
-    """Outcome of a test row in nats per token, where less is better; None when it has none."""
-    if test.get("nll_p") is None:
-        return None
-    return outcome(test["nll_p"], test["nll_difference"], test["nll_ci"], higher_is_better=False)
+    return outcome(test[f"{key}_p"], test[f"{key}_difference"], test[f"{key}_ci"], higher_is_better)
 
 
 def _kind(accuracy: Outcome | None, nats: Outcome | None) -> Kind:
     """Accuracy decides where there is one, unless nats say the opposite."""
-    kinds: dict[Outcome | None, Kind] = {"better": "beats", "worse": "worse"}
-    return "mixed" if {accuracy, nats} == {"better", "worse"} else kinds.get(accuracy or nats, "none")
+    return "mixed" if {accuracy, nats} == {"better", "worse"} else KINDS[accuracy or nats or "none"]
 
 
 def _head(subject: str, accuracy: Outcome | None, nats: Outcome | None) -> str:
     if accuracy is None and nats is None:
         return f"{subject} was not compared with the source"
     kind = _kind(accuracy, nats)
-    said = {
-        "beats": "beats the source",
-        "none": "is not shown to beat the source",
-        "worse": "is worse than the source",
-        "mixed": f"is {accuracy} than the source in accuracy and {nats} in nats",
-    }
-    head = f"{WORDS[kind]}: {subject[0].lower()}{subject[1:]} {said[kind]}"
+    said = SAID.get(kind, f"is {accuracy} than the source in accuracy and {nats} in nats")
+    head = f"{WORDS[kind]}: {subject[0].lower()}{subject[1:]} {said}"
     if accuracy is None or nats is None or accuracy == nats or kind == "mixed":
         return head
     second = {
@@ -68,10 +73,10 @@ def _head(subject: str, accuracy: Outcome | None, nats: Outcome | None) -> str:
     return f"{head} in accuracy ({second[nats]})"
 
 
-def in_accuracy(test: Mapping[str, Any]) -> str:
-    """A test row's difference in accuracy, with its interval and p."""
+def in_accuracy(test: Mapping[str, Any], name: str = "exact McNemar") -> str:
+    """A test row's difference in accuracy, with its interval and the p of the test of that name."""
     ci, p = interval(test["accuracy_ci"]), p_text(test["accuracy_p"])
-    return f"{points(test['accuracy_difference'])}, 95 % interval {ci}, exact McNemar {p}"
+    return f"{points(test['accuracy_difference'])}, 95 % interval {ci}, {name} {p}"
 
 
 def in_nats(test: Mapping[str, Any], unit: str = "") -> str:
@@ -87,7 +92,7 @@ def verdict(
 ) -> Verdict:
     """The sentence about the mapped cache against the source, in accuracy and in nats where there are both."""
     test = tests.get("mapped_vs_source", {})
-    accuracy, nats = accuracy_outcome(test), nats_outcome(test)
+    accuracy, nats = outcomes(test)
     head = _head(subject, accuracy, nats)
     parts = []
     if accuracy is not None:
@@ -103,8 +108,7 @@ def beats_ancestor(data: Mapping[str, Any]) -> bool:
     """Whether a pruned pair shows what it must show first; any other pair does."""
     if not data.get("ancestry") or (test := data["tests"].get("mapped_vs_ancestor_copy")) is None:
         return True
-    outcomes = {accuracy_outcome(test), nats_outcome(test)} - {None}
-    return "better" in outcomes and "worse" not in outcomes
+    return "better" in (found := outcomes(test)) and "worse" not in found
 
 
 def ancestry_sentence(data: Mapping[str, Any]) -> str | None:
@@ -140,11 +144,6 @@ def fit_warning(data: Mapping[str, Any]) -> str | None:
         f"On this text layer {worst['layer']}'s {worst['kind']} have {here}; where the map was fitted it was "
         f"{number(worst['recorded'], 2)}{others}: the map is damaged, or this text is far from its calibration."
     )
-
-
-def cautions(data: Mapping[str, Any]) -> list[str]:
-    """What a reader of the verdict must be warned of."""
-    return [each for each in (fit_warning(data), few_documents(data)) if each is not None]
 
 
 def few_documents(data: Mapping[str, Any]) -> str | None:

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from kvxfer.errors import KvxferError
-from kvxfer.evals.diagnostics import Diagnostics
+from kvxfer.evals.diagnostics import Diagnostics, attend
 from kvxfer.evals.evaluation import Subject
-from kvxfer.evals.inside_target import attend
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import CacheMap
 from kvxfer.maps.plan import Plan

@@ -12,8 +12,7 @@ import torch
 
 from kvxfer.errors import KvxferError
 from kvxfer.evals.conditions import mapped_conditions
-from kvxfer.evals.decoding import CONDITIONS, Decoded, Decoder, gumbel
-from kvxfer.evals.divergence import summarise_decoding
+from kvxfer.evals.generation import CONDITIONS, Decoded, Decoder, gumbel, summarise_decoding
 from kvxfer.evals.items import Item, toy_items
 from kvxfer.handoff.transfer import Transfer
 from kvxfer.maps.apply import Mapper

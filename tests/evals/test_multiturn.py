@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from kvxfer.errors import KvxferError
-from kvxfer.evals.multiturn import Multiturn, summarise_pattern
+from kvxfer.evals.multiturn import Handed, Multiturn, Stage, play, summarise_pattern, toy_talks
 from kvxfer.evals.specs import DOWN, LARGE, PATTERNS, SMALL, UP
-from kvxfer.evals.turns import Handed, Stage, play, toy_talks
 from kvxfer.handoff.transfer import Transfer
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.blocks import DESIGNS

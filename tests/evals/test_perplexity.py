@@ -14,9 +14,7 @@ from torch import Tensor
 
 from kvxfer.errors import KvxferError
 from kvxfer.evals.evaluation import Subject
-from kvxfer.evals.lengths import change, compared
-from kvxfer.evals.perplexity import Perplexity
-from kvxfer.evals.prefixes import same_ends
+from kvxfer.evals.perplexity import Perplexity, change, compared, same_ends
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import CacheMap
 from kvxfer.maps.blocks import DESIGNS, KINDS
@@ -78,9 +76,9 @@ def one_by_one(model: LoadedModel, past: KV, tail: tuple[int, ...], answer: tupl
 def test_every_condition_equals_a_plain_loop(subject, data):
     pair = subject.pair
     ends = same_ends(TOY, pair.tokenizer, 3, (30, 60, 480), SCORED)
-    assert [point["prefix"] for point in data["points"]] == list(ends.items)
+    assert [point["prefix"] for point in data["points"]] == list(ends)
     for point in data["points"][1:]:
-        item, record = ends.items[point["prefix"]][1], point["items"][1]
+        item, record = ends[point["prefix"]][1], point["items"][1]
         text = torch.tensor([[*item.prompt, *item.answer]])
         for name, model in (("ceiling", pair.target), ("source", pair.source)):
             expected = nats(model.logits(text)[0, -SCORED - 1 : -1], item.answer)
@@ -108,7 +106,7 @@ def test_a_longer_toy_prefix_tells_the_same_facts_between_more_filler():
     for kind in ("toy", "toy_shuffled"):
         ends = same_ends(replace(TOY, kind=kind), tokenizer, 4, (64, 300), 16)
         filler = set(tokenizer.convert_tokens_to_ids([*FILLER, DOT]))
-        for short, long in zip(*ends.items.values(), strict=True):
+        for short, long in zip(*ends.values(), strict=True):
             assert (len(short.prompt), len(long.prompt)) == (64, 300)
             assert (short.answer, short.document) == (long.answer, long.document)
             told = [[token for token in item.prompt if token not in filler] for item in (short, long)]
@@ -121,7 +119,7 @@ def test_a_shorter_prefix_of_text_is_the_end_of_a_longer_one(tmp_path, tiny_pair
     for n in range(60):
         (tmp_path / f"{n}.txt").write_text(f"anna has the key {n} . " * 20)
     ends = same_ends(text_spec(tmp_path), tiny_pair.tokenizer, 5, (10, 40), 6)
-    for short, long in zip(*ends.items.values(), strict=True):
+    for short, long in zip(*ends.values(), strict=True):
         assert long.prompt[-10:] == short.prompt
         assert long.answer == short.answer
 

@@ -10,8 +10,7 @@ from typing import Any
 
 from kvxfer.evals.benchmarks.requests import Condition, Handover
 from kvxfer.evals.benchmarks.scores import check_measures, gather
-from kvxfer.evals.benchmarks.tasks import load_tasks, run_tasks
-from kvxfer.evals.benchmarks.toy_tasks import write_toy_tasks
+from kvxfer.evals.benchmarks.tasks import load_tasks, run_tasks, write_toy_tasks
 from kvxfer.evals.evaluation import Evaluation, Subject
 from kvxfer.evals.specs import TOY_TASKS, BenchmarksSpec, harness_version
 
@@ -23,7 +22,6 @@ class Benchmarks(BenchmarksSpec, Evaluation):
     """``eval=lm_eval``: what it measures."""
 
     def measure(self, subject: Subject) -> dict[str, Any]:
-        """All tasks under every condition."""
         pair = subject.pair
         with tempfile.TemporaryDirectory(prefix="kvxfer-tasks-") as scratch:
             folders = [] if self.folder is None else [self.folder]

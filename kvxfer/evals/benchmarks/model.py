@@ -68,8 +68,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
     ) -> list[tuple[float, bool]]:
         given = [cut(context, continuation, self.max_length) for _, context, continuation in requests]
         with progress(f"{self.handover.condition}: answers to choose from", len(given), "answers") as advance:
-            found = score_continuations(self.handover, given, self.batch_size, advance)
-        return [(each.nats, each.greedy) for each in found]
+            return score_continuations(self.handover, given, self.batch_size, advance)
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = True) -> list[float]:
         """Refused: without a context there is nothing to hand over."""

@@ -9,9 +9,9 @@ a forward pass, so nothing is padded and no token's position depends on its neig
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int64
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from kvxfer.errors import KvxferError
 from kvxfer.evals.conditions import Prepared, mapped_conditions
+from kvxfer.evals.items import equal_lengths
 from kvxfer.handoff.transfer import Transfer
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.plan import Plan
@@ -72,19 +73,13 @@ def cut(context: Sequence[int], continuation: Sequence[int], longest: int) -> tu
     return whole[: -len(continuation)], tuple(continuation)
 
 
-@dataclass(frozen=True)
-class Scored:
-    """Summed log-likelihood in nats of a continuation, and whether decoding greedily would have given it."""
-
-    nats: float
-    greedy: bool
-
-
 @torch.inference_mode()
 def score_continuations(
     handover: Handover, requests: Sequence[tuple[Tokens, Tokens]], batch_size: int, advance: Callable[[int], None]
-) -> list[Scored]:
+) -> list[tuple[float, bool]]:
     """Log-likelihoods of (context, continuation) requests, in their order; each distinct context is prepared once.
+
+    In nats, summed over the continuation, and with whether decoding greedily would have given it.
 
     Args:
         batch_size: contexts, and continuations, per forward pass.
@@ -93,19 +88,21 @@ def score_continuations(
     after: dict[Tokens, list[int]] = {}
     for number, (context, _) in enumerate(requests):
         after.setdefault(context, []).append(number)
-    found: dict[int, Scored] = {}
-    for contexts in _equal_lengths(list(after), batch_size):
+    found: dict[int, tuple[float, bool]] = {}
+    for contexts in equal_lengths(list(after), batch_size):
         prepared = handover.prepare(torch.tensor(contexts))
         # What several continuations have in common but for their last token is read once.
         branches: dict[tuple[int, Tokens], list[int]] = {}
         for row, context in enumerate(contexts):
             for number in after[context]:
                 branches.setdefault((row, requests[number][1][:-1]), []).append(number)
-        for part in _equal_lengths(list(branches), batch_size, key=lambda branch: len(branch[1])):
+        for part in equal_lengths(list(branches), batch_size, key=lambda branch: len(branch[1])):
             logs = _branch_logs(prepared, part)
             for place, branch in enumerate(part):
                 for number in branches[branch]:
-                    found[number] = _scored(logs[place], requests[number][1])
+                    wanted = torch.tensor(requests[number][1], device=logs.device)
+                    nats = float(logs[place].gather(-1, wanted[:, None]).sum())
+                    found[number] = nats, bool((logs[place].argmax(-1) == wanted).all())
         advance(sum(len(after[context]) for context in contexts))
     return [found[number] for number in range(len(requests))]
 
@@ -119,22 +116,6 @@ def _branch_logs(prepared: Prepared, branches: Sequence[tuple[int, Tokens]]) -> 
     given = torch.tensor([tokens for _, tokens in branches], dtype=torch.int64).reshape(len(branches), -1)
     ids = torch.cat([prepared.tail[rows], given], dim=1)
     return prepared.model.logits(ids, past, keep=given.shape[1] + 1).log_softmax(-1)
-
-
-def _scored(logs: Float[Tensor, "tokens vocab"], continuation: Tokens) -> Scored:
-    wanted = torch.tensor(continuation, device=logs.device)
-    nats = float(logs.gather(-1, wanted[:, None]).sum())
-    return Scored(nats, bool((logs.argmax(-1) == wanted).all()))
-
-
-def _equal_lengths(items: Sequence[Any], size: int, key: Callable[[Any], int] = len) -> Iterator[list[Any]]:
-    """Slices of items of one length, longest first: what does not fit into memory fails at once."""
-    by_length: dict[int, list[Any]] = {}
-    for item in items:
-        by_length.setdefault(key(item), []).append(item)
-    for _, group in sorted(by_length.items(), reverse=True):
-        for start in range(0, len(group), size):
-            yield group[start : start + size]
 
 
 @dataclass(frozen=True)
@@ -168,7 +149,7 @@ def write_answers(
             condition the same numbers are drawn.
     """
     found: dict[int, str] = {}
-    for part in _equal_lengths(range(len(contexts)), batch_size, key=lambda number: len(contexts[number])):
+    for part in equal_lengths(range(len(contexts)), batch_size, key=lambda number: len(contexts[number])):
         prepared = handover.prepare(torch.tensor([contexts[number] for number in part]))
         dice = [random.Random(seeds[number]) for number in part]
         for number, text in zip(part, _write(prepared, decoding, dice), strict=True):

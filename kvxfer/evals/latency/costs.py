@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from kvxfer.evals.specs import LatencySpec
 from kvxfer.maps.artifact import CacheMap
 from kvxfer.models.geometry import Geometry
 
@@ -58,27 +59,15 @@ def break_even(lengths: Sequence[int], savings: Sequence[float]) -> float | None
     return short + (long - short) * -below / (above - below)
 
 
-@dataclass(frozen=True)
-class Rates:
-    """How handoffs are used: ``handoffs`` for each load of the map, ``handoffs_per_fit`` for each fit of it,
-    ``shadow_rate`` the share of requests whose mapped cache is only compared with the target's own, and ``bandwidth``
-    in bytes/s of the way from the source to the target (None: both on one device)."""
-
-    handoffs: int
-    handoffs_per_fit: int
-    shadow_rate: float
-    bandwidth: float | None
-
-
 def savings(
     seconds: Mapping[str, float],
     batch: int,
-    cache_bytes: float,
+    wire: float,
     load: float,
     fit: float | None,
     map_bytes: float,
     acceptance: float,
-    rates: Rates,
+    rates: LatencySpec,
 ) -> dict[str, float | None]:
     """The formula's terms and what is left, in seconds a handoff (times of a batch are shared by its prompts).
 
@@ -89,12 +78,13 @@ def savings(
 
     Args:
         seconds: of the steps and of ``target``, for the whole batch.
-        cache_bytes: what of the source's caches travels, for the whole batch.
+        wire: seconds that the source's caches travel, for the whole batch.
         load, fit: seconds to load the map and to calibrate and fit it (None: unknown, and left out).
+        rates: ``handoffs`` for each load of the map, ``handoffs_per_fit`` for each fit of it, and ``shadow_rate``, the
+            share of requests whose mapped cache is only compared with the target's own.
     """
     terms = {group: sum(seconds[step] for step in steps) / batch for group, steps in GROUPS.items()}
-    if rates.bandwidth is not None:
-        terms["transport"] += cache_bytes / rates.bandwidth / batch
+    terms["transport"] += wire / batch
     prefill, share = seconds["target"] / batch, load / rates.handoffs
     fallback = (1 - acceptance) * prefill
     spent = sum(terms.values()) + share

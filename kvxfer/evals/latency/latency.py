@@ -6,19 +6,126 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from jaxtyping import Int
+from torch import Tensor
 
 from kvxfer.errors import KvxferError
 from kvxfer.evals.evaluation import Data, Evaluation, Subject
 from kvxfer.evals.latency.clocks import Stopwatch, forget_file, machine, peak_bandwidth, peak_flops
-from kvxfer.evals.latency.costs import Rates, break_even, compare, map_work, prefill_work, savings, spread
-from kvxfer.evals.latency.rounds import Clocked, clock
+from kvxfer.evals.latency.costs import break_even, compare, map_work, prefill_work, savings, spread
 from kvxfer.evals.latency.vllm import figures_for
 from kvxfer.evals.specs import LatencySpec
 from kvxfer.handoff.transfer import STEPS, Transfer
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import MANIFEST, TENSORS, CacheMap
+from kvxfer.models.pair import Pair
 from kvxfer.progress import progress
+
+_OF_SOURCE = ("export", "strip", "source")
+_FIXED = ("strip", "restore", "exact", "held_back", "first_decode", "source", "target")
+"""What has a part that does not grow with depth: angles are computed once, and a model has its embedding and head."""
+
+
+@dataclass(frozen=True)
+class Clocked:
+    """Seconds of each round: of every step, of ``source`` (its prefill) and ``target`` (its own, to its first token).
+
+    ``handoff`` are the rounds' sums of steps; ``whole`` the handoff under one clock, without waiting for its steps
+    (None where the times are scaled from a slice, which leaves only steps to scale).
+    """
+
+    parts: dict[str, list[float]]
+    whole: list[float] | None
+
+    @property
+    def handoff(self) -> list[float]:
+        """Seconds of all steps of each round together."""
+        return [float(sum(steps)) for steps in zip(*(self.parts[step] for step in STEPS), strict=True)]
+
+
+@torch.inference_mode()
+def clock(
+    transfer: Transfer,
+    length: int,
+    batch: int,
+    repeats: int,
+    warmup: int,
+    seed: int,
+    advance: Callable[[int], None],
+) -> Clocked:
+    """Time ``repeats`` rounds after ``warmup`` others, on random tokens; a slice's times are scaled to all layers."""
+    pair, source, target = transfer.pair, transfer.pair.source, transfer.pair.target
+    draw = torch.Generator().manual_seed(seed)
+    vocabulary = min(source.geometry.vocabulary, target.geometry.vocabulary)
+    rounds: list[dict[str, float]] = []
+    whole: list[float] = []
+    for _ in range(warmup + repeats):
+        # New tokens each time: nothing may be remembered.
+        prompt = torch.randint(vocabulary, (batch, length), generator=draw).to(target.device)
+        watch = Stopwatch(target.device)
+        watch.start()
+        running = transfer.read(transfer.split(prompt)[0])
+        watch.lap("source")
+        transfer.first_token(running, prompt, watch.lap)
+        target.next_token(target.inject(None), prompt)
+        watch.lap("target")
+        whole.append(watch.of(lambda: transfer.first_token(running, prompt)))  # noqa: B023
+        if _is_slice(pair):
+            watch.seconds |= _without_layers(transfer, prompt)
+        rounds.append(watch.seconds)
+        del running
+        advance(1)
+    parts = {name: [each[name] for each in rounds[warmup:]] for name in rounds[0]}
+    return Clocked(_of_all_layers(parts, pair), None) if _is_slice(pair) else Clocked(parts, whole[warmup:])
+
+
+def _layers(pair: Pair) -> dict[str, list[int]]:
+    """Layers of each side that are run, and layers of the whole model."""
+    sides = {"source": pair.source, "target": pair.target}
+    return {side: [model.geometry.layers, model.whole.layers] for side, model in sides.items()}
+
+
+def _more_layers(pair: Pair) -> dict[str, float]:
+    """How many times more layers the whole models have than those that are run."""
+    return {side: whole / run for side, (run, whole) in _layers(pair).items()}
+
+
+def _is_slice(pair: Pair) -> bool:
+    return any(run != whole for run, whole in _layers(pair).values())
+
+
+def _without_layers(transfer: Transfer, prompt: Int[Tensor, "batch prompt"]) -> dict[str, float]:
+    """What steps cost whatever the depth, under ``base_`` and the step's name."""
+    source, target = transfer.pair.source, transfer.pair.target
+    head, tail = transfer.split(prompt)
+    watch = Stopwatch(target.device)
+    past = target.prefill(head)
+    angles = {"strip": source, "restore": target}
+    found = {f"base_{step}": watch.of(lambda: model.cos_sin(head.shape[1])) for step, model in angles.items()}  # noqa: B023
+    with source.without_layers(), target.without_layers():
+        found["base_source"] = watch.of(lambda: source.begin(head, hidden=transfer.mapper.needs_hidden))
+        found["base_target"] = watch.of(lambda: target.next_token(target.inject(None), prompt))
+        first = min(transfer.plan.exact_first, head.shape[1])
+        found["base_exact"] = watch.of(lambda: target.begin(head[:, :first])) if first else 0.0
+        running = target.inject(past)
+        found["base_held_back"] = 0.0
+        if tail.shape[1] > 1:
+            found["base_held_back"] = watch.of(lambda: target.extend(running, tail[:, :-1]))
+        found["base_first_decode"] = watch.of(lambda: target.next_token(running, tail[:, -1:]))
+    return found
+
+
+def _of_all_layers(parts: dict[str, list[float]], pair: Pair) -> dict[str, list[float]]:
+    """Times of all layers: what grows with depth times as many as there are more layers, the rest once."""
+    found = {}
+    for name in (*STEPS, "source", "target"):
+        factor = _more_layers(pair)["source" if name in _OF_SOURCE else "target"]
+        fixed = float(np.median(parts[f"base_{name}"])) if name in _FIXED else 0.0
+        found[name] = [min(fixed, each) + (each - min(fixed, each)) * factor for each in parts[name]]
+    return found
+
 
 LOADS = 3
 
@@ -28,7 +135,6 @@ class Latency(LatencySpec, Evaluation):
     """``eval=latency``: what it measures."""
 
     def measure(self, subject: Subject) -> dict[str, Any]:
-        """Times of every length and batch, the map's loading, the machine's peaks, and what follows from them."""
         _require_scalable(subject)
         pair, target = subject.pair, subject.pair.target
         lengths, batches = sorted(set(self.lengths)), sorted(set(self.batch_sizes))
@@ -41,7 +147,7 @@ class Latency(LatencySpec, Evaluation):
             random = subject.cache_map.manifest.get("random", False)
             known = {"revision": None if random else target.revision, "dtype": about["dtype"], "device": about["name"]}
             outside = figures_for(self.vllm, known, lengths, target.whole, about["peak_flops"])
-        more = _more_layers(subject)
+        more = _more_layers(pair)
         load = [seconds * more["target"] for seconds in _loads(subject)]
         transfer = subject.transfer
         points = []
@@ -55,12 +161,12 @@ class Latency(LatencySpec, Evaluation):
             "machine": about,
             "models": {"source": pair.source.name, "target": target.name},
             "random": bool(subject.cache_map.manifest.get("random", False)),
-            "scaled": _scaled(subject),
+            "scaled": _layers(pair) if _is_slice(pair) else None,
             "settings": {**asdict(self), "plan": vars(subject.plan)},
             "load": {**spread(load), "bytes": subject.cache_map.bytes * more["target"]},
             "fit_seconds": self.fit_seconds or subject.fit_seconds,
             "points": points,
-            "break_even": [_break_evens(points, batch) for batch in batches],
+            "break_even": [_break_even([point for point in points if point["batch"] == batch]) for batch in batches],
         }
 
     def _clock(self, transfer: Transfer, length: int, batch: int, advance: Callable[[int], None]) -> Clocked:
@@ -76,17 +182,11 @@ class Latency(LatencySpec, Evaluation):
         self, subject: Subject, length: int, batch: int, clocked: Clocked, about: Data, load: float
     ) -> dict[str, Any]:
         """One length and batch."""
-        more, cache_map = _more_layers(subject), subject.cache_map
+        more, cache_map = _more_layers(subject.pair), subject.cache_map
         medians = {name: spread(values)["median"] for name, values in clocked.parts.items()}
         rows, width = subject.plan.mapped_span(length)[1] * batch, subject.pair.source.dtype.itemsize
         travels = cache_map.bytes_from_source_per_token * more["source"] * rows * width / 2
-        rates = Rates(
-            self.handoffs,
-            self.handoffs_per_fit,
-            self.shadow_rate,
-            None if self.bandwidth is None else 1e9 * self.bandwidth,
-        )
-        over = 0.0 if rates.bandwidth is None else travels / rates.bandwidth
+        over = 0.0 if self.bandwidth is None else travels / (1e9 * self.bandwidth)
         handoff = [over + seconds for seconds in clocked.handoff]
         with_load = [load + seconds for seconds in handoff]
         cold = [a + b for a, b in zip(handoff, clocked.parts["source"], strict=True)]
@@ -108,7 +208,7 @@ class Latency(LatencySpec, Evaluation):
             "target_bytes": cache_map.bytes_written_per_token * more["target"] * rows * width / 2,
             "roofs": _roofs(subject, length, batch, medians, about),
             "savings": [
-                savings(medians, batch, travels, load, fit, bytes_of_map, share, rates) for share in self.acceptance
+                savings(medians, batch, over, load, fit, bytes_of_map, share, self) for share in self.acceptance
             ],
         }
 
@@ -128,23 +228,10 @@ def _machine(subject: Subject) -> dict[str, Any]:
     }
 
 
-def _more_layers(subject: Subject) -> dict[str, float]:
-    """How many times more layers the whole models have than those that are run."""
-    sides = {"source": subject.pair.source, "target": subject.pair.target}
-    return {side: model.whole.layers / model.geometry.layers for side, model in sides.items()}
-
-
-def _scaled(subject: Subject) -> dict[str, list[int]] | None:
-    """Layers that were timed and layers of the whole models, where these differ."""
-    sides = {"source": subject.pair.source, "target": subject.pair.target}
-    layers = {side: [model.geometry.layers, model.whole.layers] for side, model in sides.items()}
-    return layers if any(timed != whole for timed, whole in layers.values()) else None
-
-
 def _require_scalable(subject: Subject) -> None:
     """Refuse a slice of a map that reads what does not grow with depth: its times cannot be scaled."""
     extras = subject.cache_map.extras
-    if _scaled(subject) and extras:
+    if _is_slice(subject.pair) and extras:
         kinds = ", ".join(sorted({block.kind for block in extras}))
         raise KvxferError(
             f"pair.layers: the map reads {kinds}, whose cost does not grow with depth, so the times of a slice "
@@ -169,7 +256,7 @@ def _loads(subject: Subject) -> list[float]:
 
 def _roofs(subject: Subject, length: int, batch: int, medians: Data, about: Data) -> dict[str, Any]:
     """The least time that mapping and both prefills can take, and what fraction of the measured time that is."""
-    pair, more = subject.pair, _more_layers(subject)
+    pair, more = subject.pair, _more_layers(subject.pair)
     head, width = subject.plan.mapped_span(length)[1], pair.target.dtype.itemsize
     work = {
         "map": map_work(subject.cache_map, head, batch, width, more["source"], more["target"]),
@@ -186,10 +273,8 @@ def _roofs(subject: Subject, length: int, batch: int, medians: Data, about: Data
     return found
 
 
-def _break_evens(points: list[dict[str, Any]], batch: int) -> dict[str, Any]:
-    mine = [point for point in points if point["batch"] == batch]
-    lengths = [point["length"] for point in mine]
-    found: dict[str, Any] = {"batch": batch, "up_to": lengths[-1]}
-    for way in ("warm", "loaded", "cold"):
-        found[way] = break_even(lengths, [point[way]["saving"] for point in mine])
-    return found
+def _break_even(points: list[dict[str, Any]]) -> dict[str, Any]:
+    lengths = [point["length"] for point in points]
+    ways = ("warm", "loaded", "cold")
+    found = {way: break_even(lengths, [point[way]["saving"] for point in points]) for way in ways}
+    return {"batch": points[0]["batch"], "up_to": lengths[-1], **found}

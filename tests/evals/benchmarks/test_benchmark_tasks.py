@@ -15,7 +15,7 @@ from kvxfer.errors import KvxferError
 from kvxfer.evals.benchmarks import benchmarks
 from kvxfer.evals.benchmarks import tasks as harness_tasks
 from kvxfer.evals.benchmarks.benchmarks import Benchmarks
-from kvxfer.evals.benchmarks.toy_tasks import write_toy_tasks
+from kvxfer.evals.benchmarks.tasks import write_toy_tasks
 from kvxfer.evals.evaluation import Subject
 from kvxfer.experiment.identity import identity
 from kvxfer.maps.apply import Mapper

@@ -15,13 +15,12 @@ from scipy import stats
 
 from kvxfer.errors import KvxferError
 from kvxfer.evals.benchmarks import tasks as harness_tasks
-from kvxfer.evals.benchmarks import toy_tasks
 from kvxfer.evals.benchmarks.benchmarks import Benchmarks
-from kvxfer.evals.benchmarks.toy_tasks import TOY_TASKS, write_toy_tasks
+from kvxfer.evals.benchmarks.tasks import write_toy_tasks
 from kvxfer.evals.conditions import Prepared
 from kvxfer.evals.items import toy_items
 from kvxfer.evals.scoring import score
-from kvxfer.evals.specs import harness_version
+from kvxfer.evals.specs import TOY_TASKS, harness_version
 from kvxfer.evals.statistics import holm, summarise_scores
 from kvxfer.experiment.identity import identity
 from kvxfer.report.full import measured
@@ -85,7 +84,7 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def few_stories() -> Iterator[None]:
     """Enough for what is asked here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(toy_tasks, "STORIES", dict.fromkeys(TOY_TASKS, 3))
+        patch.setattr(harness_tasks, "STORIES", dict.fromkeys(TOY_TASKS, 3))
         yield
 
 
@@ -123,7 +122,7 @@ def test_toy_choices_are_the_questions_of_eval_standard(toy, tiny_pair):
     benchmark = results_of(toy)["data"]["benchmarks"][0]
     items = toy_items(tiny_pair.tokenizer, LENGTH, stories=2, questions=5, seed=0)[:8]
     assert [sample["document"] for sample in benchmark["samples"]] == [item.document for item in items]
-    assert benchmark["chance"] == pytest.approx(np.mean([item.chance for item in items]))
+    assert benchmark["chance"] == pytest.approx(np.mean([1 / len(item.candidates) for item in items]))
     for condition, model in (("ceiling", tiny_pair.target), ("source", tiny_pair.source)):
         chosen = [score(Prepared(model, None, torch.tensor([i.prompt])), [i], None)[0].correct for i in items]
         assert [sample["scores"]["acc"][condition] for sample in benchmark["samples"]] == [float(c) for c in chosen]

@@ -14,9 +14,9 @@ from matplotlib.image import imread
 
 from kvxfer.errors import KvxferError
 from kvxfer.evals.latency.clocks import Stopwatch, peak_bandwidth, peak_flops
-from kvxfer.evals.latency.costs import GROUPS, Rates, Work, break_even, compare, prefill_work, savings
-from kvxfer.evals.latency.latency import Latency
-from kvxfer.evals.latency.rounds import clock
+from kvxfer.evals.latency.costs import GROUPS, Work, break_even, compare, prefill_work, savings
+from kvxfer.evals.latency.latency import Latency, clock
+from kvxfer.evals.specs import LatencySpec
 from kvxfer.experiment.identity import identity
 from kvxfer.experiment.runs import run_id
 from kvxfer.fitting.random_maps import random_map
@@ -127,9 +127,9 @@ SECONDS = {**{step: 1.0 + n for n, step in enumerate(STEPS)}, "target": 100.0}
 @pytest.mark.parametrize(("acceptance", "shadow"), [(1.0, 0.0), (0.7, 0.0), (0.5, 0.25)])
 def test_the_formula_is_the_accounts_of_single_requests(batch, acceptance, shadow):
     """The same number from going through requests one by one."""
-    rates = Rates(handoffs=50, handoffs_per_fit=200, shadow_rate=shadow, bandwidth=10.0)
-    found = savings(SECONDS, batch, 40.0, load=5.0, fit=60.0, map_bytes=8.0, acceptance=acceptance, rates=rates)
-    handoff = (sum(SECONDS[step] for step in STEPS) + 40 / 10) / batch + 5 / 50
+    rates = LatencySpec("latency", handoffs=50, handoffs_per_fit=200, shadow_rate=shadow)
+    found = savings(SECONDS, batch, 4.0, load=5.0, fit=60.0, map_bytes=8.0, acceptance=acceptance, rates=rates)
+    handoff = (sum(SECONDS[step] for step in STEPS) + 4) / batch + 5 / 50
     prefill = 100 / batch
     total, requests, accepted = 0.0, 1000, 0
     for request in range(requests):
@@ -151,8 +151,8 @@ def test_every_step_is_in_one_term_of_the_formula():
 
 
 def test_unknown_costs_are_left_out_not_guessed():
-    rates = Rates(1, 1, 0.0, None)
-    found = savings(SECONDS, 1, 1e9, load=0.0, fit=None, map_bytes=8.0, acceptance=1.0, rates=rates)
+    rates = LatencySpec("latency", handoffs=1, handoffs_per_fit=1)
+    found = savings(SECONDS, 1, 0.0, load=0.0, fit=None, map_bytes=8.0, acceptance=1.0, rates=rates)
     assert found["fit"] is None
     assert found["per_accepted"] == found["saving"] == pytest.approx(100 - 36)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from training_pairs import disturbed, pair_of, rows_of, true_content
 
-from kvxfer.evals.inside_target import Diagnosis
+from kvxfer.evals.diagnostics import Diagnosis
 from kvxfer.fitting.closed.attention import LayerAttention
 from kvxfer.fitting.trained.activations import Activations, ActivationStore
 from kvxfer.fitting.trained.measures import Measures, Spread

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kvxfer.errors import KvxferError
-from kvxfer.evals.latency.rounds import clock
+from kvxfer.evals.latency.latency import clock
 from kvxfer.experiment.config import compose, spelled_out
 from kvxfer.fitting.closed import HeadLocal, Ridge
 from kvxfer.fitting.dials import Reduced
