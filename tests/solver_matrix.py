@@ -10,6 +10,8 @@ import pytest
 from torch import Tensor
 
 from kvxfer.fitting.closed import Auto, HeadLocal, Ridge, Solver, Weighted
+from kvxfer.fitting.closed.auto import CLOSED_FORMS
+from kvxfer.fitting.closed.closed_form import ClosedForm
 from kvxfer.fitting.dials import Attention, Full, Isotropic, Penalty, Rank, Reduced
 from kvxfer.maps.blocks import DESIGNS, Features
 from kvxfer.moments.query_metric import Metric
@@ -56,9 +58,7 @@ def _auto(choose: str) -> Case:
     return Case("auto", build, automatic=False, designs=("same", "both"))
 
 
-def _case(
-    solver: type[Ridge] | type[HeadLocal] | type[Weighted], alpha: float | None, rank: Rank, per_block: bool = False
-) -> Case:
+def _case(solver: type[ClosedForm], alpha: float | None, rank: Rank, per_block: bool = False) -> Case:
     local, reduced = solver is HeadLocal, isinstance(rank, Reduced)
 
     def penalty(lam: float | str) -> Penalty:
@@ -103,6 +103,9 @@ SOLVER_MATRIX = {
 SOLVER_MATRIX |= {f"auto-{choose}": _auto(choose) for choose in ("layer", "one")}
 # The suite's tokens weigh 1, so its reference is that of ridge.
 SOLVER_MATRIX["weighted"] = replace(_case(Weighted, *FORMS[""]), designs=("same", "both", "rich"))
+# One that has no row of its own has no plain answer to be compared with.
+for name, solver in CLOSED_FORMS.items():
+    SOLVER_MATRIX.setdefault(name, replace(_case(solver, *FORMS[""]), reference=None))
 
 
 def pairwise(*dials: tuple[Any, ...]) -> list[Any]:

@@ -321,6 +321,8 @@ class FullSpec(EvaluationSpec):
             raise KvxferError(f"eval.parts names {', '.join(twice)} twice")
 
 
+# Of a kind of yours: its fields are its settings.
+
 SPECS: dict[str, type[EvaluationSpec]] = {
     spec.kind: spec
     for spec in (
