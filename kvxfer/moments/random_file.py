@@ -45,8 +45,9 @@ def load_random(layout: Layout, path: Path) -> RandomFeatures | None:
     widths = _widths(layout)
     if not widths:
         return None
+    tensors = _read(path)
     try:
-        found = RandomFeatures.of(_read(path), layout.source_layers, layout.width)
+        found = RandomFeatures.of(tensors, layout.source_layers, layout.width)
     except (ValueError, TypeError):
         found = None
     if found is None or found.widths != widths:

@@ -18,7 +18,7 @@ from kvxfer.evals import kinds
 from kvxfer.evals.items import Item, choice_items, text_items, toy_items
 from kvxfer.text import corpus
 from kvxfer.text.corpus import load_rows, split_of
-from kvxfer.text.spec import KINDS, SPLITS, CorpusSpec
+from kvxfer.text.spec import KINDS, SPLITS, CorpusSpec, RowCounts
 from kvxfer.text.toy import KINDS as TOY_KINDS
 from kvxfer.toy import conversation, world
 from kvxfer.toy.tokenizer import build_tokenizer
@@ -88,7 +88,7 @@ def asked(rng: random.Random, spec: CorpusSpec, tokenizer: Any) -> list[Item]:
     """What an evaluation of this corpus asks."""
     few = dataclasses.replace(
         spec,
-        rows=corpus.RowCounts(evaluation=rng.randint(6, 9)),
+        rows=RowCounts(evaluation=rng.randint(6, 9)),
         num_shards=1,
         shard_index=0,
         document_tokens=spec.length,  # or all rows might be about one document, and no other text be a choice
@@ -147,7 +147,7 @@ def test_what_is_trained_on_was_neither_fitted_on_nor_is_it_read_for_anything_el
 ) -> None:
     rng = random.Random(f"training {kind} {case}")
     spec, tokenizer = some_corpus(kind, rng, tmp_path, monkeypatch)
-    counts, shards = corpus.RowCounts(fit=rng.randint(1, 5)), rng.randint(1, 3)
+    counts, shards = RowCounts(fit=rng.randint(1, 5)), rng.randint(1, 3)
     spec = dataclasses.replace(drawn(rng, spec), rows=counts, num_shards=1, shard_index=0)
     fitted, training = (load_rows(spec, tokenizer, *which) for which in (("fit",), ("training", 4)))
     taken, ours = ({key for keys in rows.documents for key in keys} for rows in (fitted, training))

@@ -44,7 +44,7 @@ def test_a_trained_solver_gives_a_map_that_is_evaluated_and_collected(
     assert trained.manifest["base"]["sha256"] == base.hash
     assert (results["map"]["trained_on"], results["map"]["trainer_seed"]) == (trained.manifest["base"]["run"], 0)
     assert trained.trunks
-    assert results["fit_check"]["tokens"] > 0
+    assert results["data"]["fit_check"]["tokens"] > 0
     if solver == "residual":
         assert all(torch.equal(trained.layers[output].weight, base.layers[output].weight) for output in base.layers)
     (found,) = collect(outputs, Wanted(eval=results["run_id"]))["maps"]
