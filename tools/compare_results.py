@@ -29,6 +29,7 @@ _NO_NUMBER = (
     "environment",
     "provenance",
     "map",
+    "pair",
     "title",
     "verdict",
     "schema",
@@ -68,7 +69,8 @@ def evaluations(outputs: Path) -> dict[tuple[str, ...], Path]:
 
 def _asked(settings: Mapping[str, Any]) -> list[str]:
     wanted = ("conditions", "questions", "stories", "seed", "generate", "prefixes", "rows", "choices")
-    return [f"{key}={settings[key]}" for key in wanted if key in settings]
+    # What is off may go unsaid.
+    return [f"{key}={settings[key]}" for key in wanted if settings.get(key, "all") not in (None, 0, "all")]
 
 
 def maps(outputs: Path) -> dict[tuple[str, ...], Path]:
