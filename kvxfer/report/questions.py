@@ -206,7 +206,9 @@ def narrow_table(rows: Sequence[tuple[str, Json, str]]) -> Table:
         row, test = data["conditions"][condition], data["tests"].get(f"{condition}_vs_source", {})
         label = f"**{name}**" if condition == "mapped" else name
         recovered = [percent(row.get(key)) for key in ("gap_recovered", "gap_recovered_nats")]
-        p = [p_value(test.get(key)) for key in ("accuracy_p", "nll_p")]
+        # A small p alone does not say which way.
+        worse = [", worse" if each == "worse" else "" for each in outcomes(test)]
+        p = [f"{p_value(test.get(key))}{way}" for key, way in zip(("accuracy_p", "nll_p"), worse, strict=True)]
         cells.append((label, percent_in(row, "accuracy"), number_in(row, "nats"), *recovered, *p))
     return Table(NARROW, cells)
 

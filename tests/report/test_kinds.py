@@ -12,6 +12,7 @@ from kvxfer.evals.kinds import KINDS
 from kvxfer.report.kinds import REPORTS
 from kvxfer.report.numbers import NOTHING
 from kvxfer.report.prose import fill
+from kvxfer.report.questions import narrow_table
 from kvxfer.report.table import Table
 
 
@@ -44,3 +45,12 @@ def test_a_template_says_what_it_lacks_and_joins_its_lines():
     assert fill("correlations", count=1, fewest=4, table="").strip() == (
         "Too few maps (1): 4 maps of this pair need these diagnostics and an evaluation of items (as eval=standard)."
     )
+
+
+def test_a_small_p_says_which_way():
+    row = {"accuracy": 0.5, "accuracy_ci": [0.4, 0.6], "nats": 1.0, "nats_ci": [0.9, 1.1]}
+    test = {"accuracy_p": 1e-4, "accuracy_difference": -0.2, "accuracy_ci": [-0.3, -0.1]}
+    test |= {"nll_p": 1e-4, "nll_difference": -0.2, "nll_ci": [-0.3, -0.1]}
+    data = {"conditions": {"mapped": row}, "tests": {"mapped_vs_source": test}}
+    [(*_, accuracy, nats)] = narrow_table([("Mapped", data, "mapped")]).rows
+    assert (accuracy, nats) == ("< 0.001, worse", "< 0.001")
