@@ -97,8 +97,10 @@ def _members(outputs: Path, group: str) -> set[str]:
 
 
 def _named(value: Any) -> Any:
-    """A side of a pair by what names it; its geometry is no result."""
-    return {k: v for k, v in value.items() if k != "geometry"} if isinstance(value, Mapping) else value
+    """A side of a pair by what names it; its geometry is no result, and a model that is whole need not say so."""
+    if not isinstance(value, Mapping):
+        return value
+    return {key: item for key, item in value.items() if key != "geometry" and (key, item) != ("drop_layers", [])}
 
 
 def _baseline(directory: Path) -> Json:

@@ -69,7 +69,7 @@ class Questions(QuestionsSpec, Evaluation):
         plan = subject.plan
         baseline = subject.shared(
             "baseline",
-            ("conditions",),
+            ("name", "conditions"),
             {"tables": 2 if asked.two_tables else 1},
             lambda: _baseline(subject.pair, plan, asked),
         )

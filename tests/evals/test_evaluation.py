@@ -141,6 +141,13 @@ def test_the_mapped_cache_alone_scores_the_same(done, overrides):
     assert terminal(alone).row_count == len(CONDITIONS) - 3
 
 
+def test_options_of_other_names_share_their_baselines(overrides, tmp_path):
+    for named in ([], ["plan=all", "plan.exact_first=4"], ["eval.name=mine"]):
+        run("evaluate", tmp_path, *overrides, "eval=mapped", *named)
+    assert len(list((tmp_path / "evaluate").glob("[!.]*"))) == 3
+    assert len(list((tmp_path / "baseline").glob("[!.]*"))) == 1
+
+
 def test_unknown_conditions_are_refused(overrides, tmp_path):
     with pytest.raises(KvxferError, match=r"eval\.conditions='some' is neither 'all' nor 'mapped'"):
         run("evaluate", tmp_path, *overrides, "eval.conditions=some")

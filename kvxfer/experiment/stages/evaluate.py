@@ -14,6 +14,7 @@ from rich.console import Console
 from kvxfer.evals.evaluation import Evaluation, Subject
 from kvxfer.evals.latency.clocks import machine
 from kvxfer.evals.specs import FullSpec
+from kvxfer.experiment.identity import identity
 from kvxfer.experiment.loggers import RunLogger, open_logger
 from kvxfer.experiment.runs import Run, environment, open_run, run_seconds
 from kvxfer.experiment.settings import EvaluateSettings
@@ -57,7 +58,9 @@ class SharedRuns:
         self, name: str, unread: Collection[str], asked: Mapping[str, Any], find: Callable[[], dict[str, Any]]
     ) -> dict[str, Any]:
         """A run of the stage ``name``, made now if it is missing; what fails while it is made leaves none."""
-        config = {**self.settings.question(unread), **asked}
+        # What a plan is called decides nothing that maps share.
+        plan = identity(self.settings.plan, ["name"])
+        config = {**self.settings.question(unread), "plan": plan, **asked}
         with open_run(self.settings.outputs, name, config, {}) as run:
             if run.done:
                 log.info("%ss %s are there already", name, run.id)
