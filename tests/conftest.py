@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import shape_checks  # noqa: F401  (before anything of this package)
 from hydra import compose
 from hydra.core.global_hydra import GlobalHydra
 from launching import PNG, command, launched  # noqa: F401  (two fixtures)

@@ -63,8 +63,10 @@ class Follower:
 
     def run(self, command: str) -> None:
         here = {"PYTHONPATH": str(self.tree), "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+        environment = {**os.environ, **here}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # the next recipe's command reads what this one compiled
         done = subprocess.run(
-            command, shell=True, cwd=self.tree, env={**os.environ, **here}, text=True, capture_output=True, check=False
+            command, shell=True, cwd=self.tree, env=environment, text=True, capture_output=True, check=False
         )
         assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
         self.ran += 1
@@ -83,19 +85,21 @@ def recipes() -> dict[str, list[str]]:
     }
 
 
-@pytest.fixture
-def follower(tmp_path: Path) -> Follower:
-    """In a copy of what git knows, and of what is new."""
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of what git knows, and of what is new, in which the recipes are followed one after the other."""
+    copy = tmp_path_factory.mktemp("tree")
     listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     for name in subprocess.run(listed, cwd=ROOT, capture_output=True, check=True).stdout.decode().split("\0"):
         if name and (ROOT / name).is_file():
-            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(ROOT / name, tmp_path / name)
-    return Follower(tmp_path)
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, copy / name)
+    return copy
 
 
 @pytest.mark.parametrize("name", recipes())
-def test_a_recipe_followed_to_the_letter_works(name: str, follower: Follower) -> None:
+def test_a_recipe_followed_to_the_letter_works(name: str, tree: Path) -> None:
+    follower = Follower(tree)
     for step in recipes()[name]:
         follower.follow(step)
     assert follower.ran, "a recipe ends with a command that shows that it worked"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Sequence
@@ -197,6 +198,7 @@ def _available_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+@functools.cache
 def _speed(device: torch.device, dtype: torch.dtype) -> float:
     """FLOPs per second of a small matrix product there, by a transposed one as a model's layers do: a rough guide."""
     if device.type == "mps" and dtype == torch.float64:

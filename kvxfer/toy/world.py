@@ -237,12 +237,15 @@ def draw_questions(
     values["who"] = [(fact.key,) for fact in facts if fact.kind == "where"]  # everybody may be an owner
     places = {fact.key: fact.answer for fact in facts if fact.kind == "where"}
 
-    def ask(kind: str, prompt: tuple[str, str], answer: tuple[str, ...], hops: int = 1) -> Question:
-        candidates = values[prompt[0]]
-        return Question(kind, prompt, answer, tuple(rng.sample(candidates, len(candidates))), hops)
-
-    by_kind = [[ask(f.kind, (f.kind, f.key), f.answer) for f in facts if f.kind == kind] for kind in VERBS]
-    two_hop = [ask("two_hop", ("where", f.key), places[f.answer[0]], 2) for f in facts if f.kind == "who"]
+    by_kind = [
+        [Question(kind, (kind, f.key), f.answer, _shuffled(rng, values[kind]), 1) for f in facts if f.kind == kind]
+        for kind in VERBS
+    ]
+    two_hop = [
+        Question("two_hop", ("where", f.key), places[f.answer[0]], _shuffled(rng, values["where"]), 2)
+        for f in facts
+        if f.kind == "who"
+    ]
     for group in by_kind:
         rng.shuffle(group)
     rng.shuffle(by_kind)
@@ -250,6 +253,10 @@ def draw_questions(
     questions = two_hop + in_turns[: round(one_hop_per_two_hop * len(two_hop))]
     rng.shuffle(questions)
     return questions
+
+
+def _shuffled(rng: random.Random, answers: list[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
+    return tuple(rng.sample(answers, len(answers)))
 
 
 def _tell(rng: random.Random, facts: list[Fact], tokens: int) -> list[str]:

@@ -22,26 +22,34 @@ TINY_ROWS = ["corpus.length=32", "corpus.rows.fit=4", "corpus.rows.validation=2"
 
 HEAVY = ("torch", "lightning", "transformers", "datasets", "wandb", "scipy", "matplotlib")
 COMPOSING = ("hydra", "omegaconf")
+NO_CONFIG = [("kvxfer",), ("kvxfer", "--help"), ("kvxfer", "report", "--help")]
 LOOK = """
-import json, runpy, sys
-sys.argv = sys.argv[1:]
-try:
-    if sys.argv[0].endswith(".py"):
-        runpy.run_path(sys.argv[0], run_name="__main__")
-    else:
-        runpy.run_module(sys.argv[0], run_name="__main__")
-except SystemExit:
-    pass
-print(json.dumps(sorted(sys.modules)))
+import contextlib, io, json, runpy, sys
+seen = []
+for command in json.loads(sys.argv[1]):
+    sys.argv = command
+    with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.suppress(SystemExit):
+        if command[0].endswith(".py"):
+            runpy.run_path(command[0], run_name="__main__")
+        else:
+            runpy.run_module(command[0], run_name="__main__")
+    seen.append((said.getvalue().strip().splitlines(), sorted(sys.modules)))
+print(json.dumps(seen))
 """
 
 
-def look(*command: str) -> tuple[list[str], set[str]]:
-    """The lines that a command prints, which are all that it says, and what it has imported."""
-    done = subprocess.run([sys.executable, "-c", LOOK, *command], capture_output=True, text=True, check=True, cwd=ROOT)
+@pytest.fixture(scope="module")
+def helps() -> dict[tuple[str, ...], tuple[list[str], set[str]]]:
+    """By the command: the lines that it prints, which are all that it says, and what it and those before imported."""
+    scripts = [(str(ROOT / f"{stage}.py"), "--help") for stage in STAGES]
+    commands = [*NO_CONFIG, ("kvxfer", "demo", "--help"), *(("kvxfer", stage, "--help") for stage in STAGES), *scripts]
+    # One process for all: the first ones need the least.
+    done = subprocess.run(
+        [sys.executable, "-c", LOOK, json.dumps(commands)], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     assert done.stderr == ""
-    *text, modules = done.stdout.strip().splitlines()
-    return text, set(json.loads(modules))
+    seen = json.loads(done.stdout)
+    return {command: (text, set(modules)) for command, (text, modules) in zip(commands, seen, strict=True)}
 
 
 @pytest.fixture(autouse=True)
@@ -79,10 +87,10 @@ def mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_help_shows_the_groups_and_imports_nothing_heavy(stage):
-    text, imported = look("kvxfer", stage, "--help")
-    if stage == "train":  # the three files differ in its name alone
-        assert look(str(ROOT / f"{stage}.py"), "--help")[0] == text
+def test_help_shows_the_groups_and_imports_nothing_heavy(stage, helps):
+    text, _ = helps["kvxfer", stage, "--help"]
+    by_script, imported = helps[str(ROOT / f"{stage}.py"), "--help"]
+    assert by_script == text
     assert not imported & set(HEAVY)
     groups = {line.split(":")[0] for line in text}
     expected = {
@@ -101,15 +109,15 @@ def test_help_shows_the_groups_and_imports_nothing_heavy(stage):
     assert expected <= groups
 
 
-@pytest.mark.parametrize("command", [(), ("--help",), ("report", "--help")])
-def test_what_needs_no_config_imports_nothing_of_it(command):
-    text, imported = look("kvxfer", *command)
+@pytest.mark.parametrize("command", NO_CONFIG)
+def test_what_needs_no_config_imports_nothing_of_it(command, helps):
+    text, imported = helps[command]
     assert text[0].startswith("usage: kvxfer")
     assert not imported & {*HEAVY, *COMPOSING}
 
 
-def test_the_help_of_the_demo_names_its_designs():
-    text, imported = look("kvxfer", "demo", "--help")
+def test_the_help_of_the_demo_names_its_designs(helps):
+    text, imported = helps["kvxfer", "demo", "--help"]
     assert text == ["kvxfer demo [overrides of evaluate]: evaluate the designs same, both, previous"]
     assert not imported & set(HEAVY)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from transformers import AutoModel, PreTrainedConfig
+from transformers.initialization import no_init_weights
 
 from kvxfer.errors import KvxferError
 from kvxfer.models.geometry import Geometry, Rotary
@@ -122,7 +123,7 @@ def _rotary_parameters(config: PreTrainedConfig, name: str) -> dict[str, Any]:
 def _empty_body(config: PreTrainedConfig, name: str) -> Any:
     """The decoder without its weights: shapes and the rotary module."""
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), no_init_weights():
             return AutoModel.from_config(config)
     except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
