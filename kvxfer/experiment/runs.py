@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import os
 import platform
 import shutil
 import subprocess
@@ -22,6 +23,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import kvxfer
+from kvxfer import __version__
 from kvxfer.errors import KvxferError
 from kvxfer.files import RECORD, read_json, write_json
 
@@ -166,7 +169,7 @@ def run_seconds(directory: Path) -> float | None:
 
 def environment() -> dict[str, Any]:
     """What produced a result: interpreter, packages, machine, commit."""
-    versions = {}
+    versions = {"kvxfer": __version__}
     for package in _PACKAGES:
         try:
             versions[package] = metadata.version(package)
@@ -177,14 +180,21 @@ def environment() -> dict[str, Any]:
 
 
 def _commit() -> str | None:
+    """The commit of this package's own repository, or None: an installed package may lie inside another one."""
+    package = Path(kvxfer.__file__).resolve().parent
+    top = _git(package, "rev-parse", "--show-toplevel")
+    # A copy that somebody put into a repository of theirs is not in its index.
+    if top is None or Path(top).resolve() != package.parent or not _git(package, "ls-files", "__init__.py"):
+        return None
+    return _git(package, "describe", "--always", "--dirty", "--abbrev=12")
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """What git answers about the repository that a folder lies in, wherever the user's own variables point."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
         answer = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=False,
+            ["git", *arguments], cwd=folder, env=own, capture_output=True, text=True, timeout=10, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

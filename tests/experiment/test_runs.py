@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvxfer import __version__
 from kvxfer.errors import KvxferError
 from kvxfer.experiment import runs
-from kvxfer.experiment.runs import Run, open_run, run_id
+from kvxfer.experiment.runs import Run, environment, open_run, run_id
 from kvxfer.files import RECORD, file_sha256, read_json, write_json
 
 CONFIG: dict[str, Any] = {"solver": {"name": "ridge", "k": 2}, "penalty": {"lam": 0.1}}
@@ -213,3 +215,49 @@ def test_a_run_knows_whether_it_is_done(tmp_path: Path) -> None:
 def test_file_sha256(tmp_path: Path) -> None:
     (tmp_path / "abc").write_bytes(b"abc")
     assert file_sha256(tmp_path / "abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+
+def repository(folder: Path, *files: str) -> str:
+    """A repository with one commit, which is returned."""
+    folder.mkdir(exist_ok=True)
+    for name in files:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("")
+    who = ["-c", "user.name=me", "-c", "user.email=me@here"]
+    for command in (["init", "-q"], ["add", *files], [*who, "commit", "-qm", folder.name]):
+        subprocess.run(["git", "-C", str(folder), *command], check=True, capture_output=True)
+    answer = subprocess.run(["git", "-C", str(folder), "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
+    return answer.stdout[:12]
+
+
+@pytest.mark.parametrize(
+    ("place", "tracked", "known"),
+    [
+        ("kvxfer", True, True),
+        ("kvxfer", False, False),  # laid into a repository of somebody's
+        (".venv/lib/site-packages/kvxfer", False, False),
+        ("vendored/kvxfer", True, False),
+    ],
+)
+def test_the_commit_is_that_of_the_packages_own_repository_or_none(
+    place: str, tracked: bool, known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = f"{place}/__init__.py"
+    commit = repository(tmp_path / "mine", "file", *([package] if tracked else []))
+    (tmp_path / "mine" / package).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "mine" / package).write_text("")
+    other = repository(tmp_path / "other", "file", "kvxfer/__init__.py")
+    monkeypatch.setattr("kvxfer.__file__", str(tmp_path / "mine" / package))
+    # What git tells its hooks about another repository is not about this one.
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "other" / ".git"))
+    monkeypatch.setenv("GIT_WORK_TREE", str(tmp_path / "other"))
+    monkeypatch.setenv("GIT_INDEX_FILE", str(tmp_path / "other" / ".git" / "index"))
+    found = environment()
+    assert other != commit
+    assert found["commit"] == (commit if known else None)
+    assert found["packages"]["kvxfer"] == __version__
+
+
+def test_without_git_there_is_no_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert environment()["commit"] is None
