@@ -64,10 +64,17 @@ def provenance(results: Results) -> str:
     keys = ("model", "revision", "sha256")
     simple += [(f"{side}.{key}", item[key]) for side, item in sides for key in keys if item.get(key) is not None]
     # The whole configuration would bury what a reader looks for.
-    others = simple + _flat({key: item for key, item in results["provenance"].items() if key != "config"})
+    kept = {key: item for key, item in results["provenance"].items() if key not in ("config", "warnings")}
+    others = simple + _flat(kept)
     rows += [(name, _short(item)) for name, item in others[:PROVENANCE_ROWS]]
     end = "The whole configuration and every single item's scores are in `results.json`."
-    return f"## Provenance\n\n{Table(('What', 'Value'), rows, right=False)}\n\n{end}\n"
+    return f"## Provenance\n\n{Table(('What', 'Value'), rows, right=False)}\n\n{_warnings(results)}{end}\n"
+
+
+def _warnings(results: Results) -> str:
+    """What libraries warned of while models and tasks were loaded and asked: it may have changed a number."""
+    said = results["provenance"].get("warnings") or ()
+    return "".join(f"- Warned: {remark}\n" for remark in said) + ("\n" if said else "")
 
 
 def _short(value: Any) -> str:

@@ -45,4 +45,5 @@ class Benchmarks(BenchmarksSpec, Evaluation):
             "harness": harness_version(),
             "settings": {**settings, "seed": self.seed, "longest_context": pair.longest_context},
             **found,
+            "library_warnings": tasks.warned,
         }

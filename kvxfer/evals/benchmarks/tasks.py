@@ -8,12 +8,11 @@ about other stories, so that the two may be counted together. All stories are of
 from __future__ import annotations
 
 import json
-import logging
 import os
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ import torch
 from kvxfer.errors import KvxferError
 from kvxfer.evals.benchmarks.squad import offered
 from kvxfer.evals.specs import TOY_TASKS, harness_version
+from kvxfer.models.remarks import Remarks, remarks
 from kvxfer.text.corpus import toy_stories
 
 SUPPORTED = ("multiple_choice", "loglikelihood", "generate_until")
@@ -38,11 +38,13 @@ class Tasks:
         members: for every name that was asked for (a task, a group or a tag) the single tasks that it stands for.
         single: the single tasks by name.
         groups: what the harness keeps of groups, by name.
+        warned: what the harness and datasets have warned of so far.
     """
 
     members: dict[str, list[str]]
     single: dict[str, Any]
     groups: dict[str, Any]
+    warned: Remarks = field(default_factory=Remarks)
 
 
 def load_tasks(names: Sequence[str], folders: Sequence[Path], num_fewshot: int | None, seed: int) -> Tasks:
@@ -55,7 +57,8 @@ def load_tasks(names: Sequence[str], folders: Sequence[Path], num_fewshot: int |
     members: dict[str, list[str]] = {}
     single: dict[str, Any] = {}
     groups: dict[str, Any] = {}
-    with _quiet(), offered():
+    warned = Remarks()
+    with _quiet(warned), offered():
         _seed_all(seed)
         manager = _manager(names, folders)
         for name in names:
@@ -69,7 +72,7 @@ def load_tasks(names: Sequence[str], folders: Sequence[Path], num_fewshot: int |
         for member, task in single.items():
             _check(member, task)
             _set_shots(member, task, num_fewshot)
-    return Tasks(members, single, groups)
+    return Tasks(members, single, groups, warned)
 
 
 def _manager(names: Sequence[str], folders: Sequence[Path]) -> Any:
@@ -141,7 +144,7 @@ def run_tasks(tasks: Tasks, model: Any, limit: int | None, seed: int) -> Mapping
     """The harness's results with every sample, of one model. Whatever was run before, the requests are the same."""
     from lm_eval.evaluator import evaluate
 
-    with _quiet():
+    with _quiet(tasks.warned):
         _seed_all(seed)
         for task in tasks.single.values():
             task.set_fewshot_seed(seed=seed)
@@ -157,23 +160,23 @@ def _seed_all(seed: int) -> None:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the harness's remarks, and without progress bars that no setting of its turns off."""
+def _quiet(warned: Remarks) -> Iterator[None]:
+    """Without progress bars that no setting turns off; what the harness and datasets warn of is kept in ``warned``."""
     from datasets import disable_progress_bars, enable_progress_bars, is_progress_bar_enabled
     from lm_eval.api import task as building
 
-    logger, bars, bar = logging.getLogger("lm_eval"), is_progress_bar_enabled(), building.tqdm
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    bars, bar = is_progress_bar_enabled(), building.tqdm
     disable_progress_bars()
     building.tqdm = lambda documents, **_: documents
     try:
-        yield
+        with remarks("lm_eval", "datasets") as said:
+            yield
     finally:
         building.tqdm = bar
-        logger.setLevel(level)
         if bars:
             enable_progress_bars()
+    for remark in said:
+        warned.add(remark)
 
 
 STORIES = {"toy_choices": 200, "toy_answers": 100}

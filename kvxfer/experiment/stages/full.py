@@ -98,11 +98,14 @@ def _results(
 ) -> dict[str, Any]:
     first = decisive(parts, verdict)["results"]
     before = first["provenance"]
+    known = [part["results"]["provenance"] for part in parts if part["status"] == "measured"]
+    said = [remark for part in known for remark in part.get("warnings", [])]
     provenance = {
         "inputs": {**inputs, "train": before["inputs"]["train"], "map": before["inputs"]["map"]},
         "config": run.record["config"],
         "environment": environment(),
         "started": run.record["started"],
+        "warnings": list(dict.fromkeys(said)),
     }
     own = {"kind": FullSpec.kind, "run_id": run.id, "verdict": dict(verdict), "data": {"parts": parts}}
     return {**first, **own, "provenance": {**before, **provenance}}

@@ -136,3 +136,15 @@ def test_toy_words_that_a_tokenizer_cuts_are_refused(tmp_path):
         write_toy_tasks(tmp_path, letters, 48)
     with pytest.raises(KvxferError, match=r"corpus\.length=5"):
         write_toy_tasks(tmp_path, build_tokenizer(), 5)
+
+
+def test_what_the_harness_warns_of_is_part_of_what_is_measured(folder, subject, tmp_path, capfd):
+    """It names what it chose where a task leaves it open: here what counts as better."""
+    task = json.loads((folder / "continuation.yaml").read_text())
+    (tmp_path / "open.yaml").write_text(json.dumps({**task, "task": "open", "metric_list": [{"metric": "acc"}]}))
+    found = Benchmarks("lm_eval", tasks=("open",), include_path=str(tmp_path), limit=1).measure(subject)
+    assert found["library_warnings"] == [
+        "[Task: open] metric acc is defined, but aggregation is not. using default aggregation=mean",
+        "[Task: open] metric acc is defined, but higher_is_better is not. using default higher_is_better=True",
+    ]
+    assert "higher_is_better" not in "".join(capfd.readouterr())
