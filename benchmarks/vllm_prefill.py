@@ -49,8 +49,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def start_engine(args: argparse.Namespace) -> tuple[Callable[[list[int]], None], str]:
-    """A function that prefills token ids to the first token, and vLLM's version."""
+def start_engine(args: argparse.Namespace, revision: str | None) -> tuple[Callable[[list[int]], None], str]:
+    """A function that prefills token ids to the first token, and vLLM's version; ``revision`` is a hub's commit."""
     try:
         import vllm
     except ImportError as error:
@@ -58,7 +58,7 @@ def start_engine(args: argparse.Namespace) -> tuple[Callable[[list[int]], None],
     longest = max(args.lengths)
     engine = vllm.LLM(
         model=args.model,
-        revision=None if Path(args.model).is_dir() else args.revision,
+        revision=revision,
         dtype=args.dtype,
         enable_prefix_caching=False,
         skip_tokenizer_init=True,
@@ -110,17 +110,17 @@ def measure(args: argparse.Namespace) -> Path:
     if args.out.is_dir() or not os.access(args.out.absolute().parent, os.W_OK):
         raise KvxferError(f"--out={args.out} cannot be written: name a file in a folder that is there")
     spec, device = ModelSpec(args.model, args.revision), resolve_device("auto")
-    config = load_config(spec, "--model")
+    config, revision = load_config(spec, "--model"), resolved_revision(spec, "--model")
     geometry = read_geometry(config, args.model)
     # Before the engine takes the card's memory.
     peak = peak_flops(device, DTYPES[args.dtype]) if args.peak_tflops is None else 1e12 * args.peak_tflops
-    prefill, version = start_engine(args)
+    prefill, version = start_engine(args, None if spec.folder is not None else revision)
     write_json(
         args.out,
         {
             "schema": SCHEMA,
             "model": args.model,
-            "revision": resolved_revision(spec, config),
+            "revision": revision,
             "dtype": args.dtype,
             "device": machine(device)["name"],
             "vllm": version,

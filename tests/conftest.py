@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import shape_checks  # noqa: F401  (before anything of this package)
+from hub_cache import hub_cache  # noqa: F401  (a fixture)
 from hydra import compose
 from hydra.core.global_hydra import GlobalHydra
 from launching import PNG, command, launched  # noqa: F401  (two fixtures)
@@ -25,6 +26,15 @@ from matplotlib.figure import Figure
 from kvxfer.experiment.sweeps.composing import Composer
 from kvxfer.models.pair import Pair, load_pair
 from kvxfer.models.spec import ModelSpec, PairSpec
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _digests_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What is remembered of the files of tests is not left in somebody's home."""
+    home = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kvxfer.models.digests.cache_home", lambda: home)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

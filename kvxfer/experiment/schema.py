@@ -146,7 +146,9 @@ def _stage(name: str, groups: Sequence[str], more: Sequence[tuple[Any, ...]], *b
     return _class(name, [*found, *more], bases)
 
 
-_CALIBRATE = _stage("Calibrate", ["pair", "corpus", "calibration", "logger", "paths"], [("force", bool, False)])
+_CALIBRATE = _stage(
+    "Calibrate", ["pair", "corpus", "calibration", "logger", "paths"], [("force", bool, False), ("verify", bool, False)]
+)
 _TRAIN = _stage(
     "Train", ["features", "solver", "trainer", "penalty", "rank"], [("build_missing", bool, True)], _CALIBRATE
 )

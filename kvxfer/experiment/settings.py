@@ -13,6 +13,7 @@ from kvxfer.errors import KvxferError, NotApplicable
 from kvxfer.evals.evaluation import Evaluation
 from kvxfer.evals.kinds import KINDS
 from kvxfer.evals.specs import FullSpec, QuestionsSpec
+from kvxfer.experiment import pins
 from kvxfer.experiment.identity import identity
 from kvxfer.experiment.loggers import LoggerSpec
 from kvxfer.experiment.schema import DIALS, Named, built
@@ -36,11 +37,19 @@ class CalibrateSettings:
     logger: LoggerSpec
     outputs: Path
     force: bool
+    verify: bool
+
+    @cached_property
+    def pinned(self) -> PairSpec:
+        """The pair at the commits that a hub's names stand for in these outputs: what is loaded."""
+        return pins.pinned(self.pair, self.outputs)
 
     @cached_property
     def pair_identity(self) -> dict[str, Any]:
         """Both models as run ids know them; reading local folders takes a moment, so it is done once."""
-        return identity(self.pair)
+        if self.verify:
+            pins.verify(self.pair)
+        return identity(self.pinned)
 
     def calibration_config(self, shard: bool) -> dict[str, Any]:
         """What decides the moments. ``shard`` adds which share of the rows this process takes."""
@@ -243,6 +252,7 @@ def _common(conf: Any, solver: Any | None = None) -> dict[str, Any]:
         "logger": built(LoggerSpec, logger, "logger"),
         "outputs": Path(conf.paths.outputs),
         "force": conf.force,
+        "verify": conf.verify,
     }
 
 

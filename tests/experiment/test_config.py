@@ -187,11 +187,18 @@ def test_a_group_set_by_hand_wins_over_the_sweep():
     assert to_settings("train", compose("train", ["logger.group=mine"]), group="sweep").logger.group == "mine"
 
 
-def test_what_does_not_decide_numbers_does_not_decide_ids():
+def test_what_does_not_decide_numbers_does_not_decide_ids(monkeypatch):
     from kvxfer.experiment.stages.calibrate import calibration_id
 
+    monkeypatch.setattr("kvxfer.experiment.pins.pinned", lambda pair, outputs: pair)  # there is no hub here
     base = calibration_id(settings_of("calibrate", "pair=qwen3_1.7b_4b"))
-    for same in ("pair.device=cpu", "logger=online", "paths.outputs=x", "calibration.checkpoint_minutes=1"):
+    for same in (
+        "pair.device=cpu",
+        "logger=online",
+        "paths.outputs=x",
+        "calibration.checkpoint_minutes=1",
+        "verify=true",
+    ):
         assert calibration_id(settings_of("calibrate", "pair=qwen3_1.7b_4b", same)) == base
     for unread in ("corpus.rows.evaluation=7", "corpus.rows.training=7"):
         assert calibration_id(settings_of("train", "pair=qwen3_1.7b_4b", unread)) == base

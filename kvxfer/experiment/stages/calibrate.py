@@ -10,6 +10,7 @@ from typing import Any
 
 from kvxfer.errors import KvxferError
 from kvxfer.experiment.loggers import RunLogger, open_logger
+from kvxfer.experiment.pins import refuse_changed
 from kvxfer.experiment.runs import Run, open_run, run_id
 from kvxfer.experiment.settings import CalibrateSettings, TrainSettings
 from kvxfer.experiment.stages.random_map import refuse_random
@@ -84,7 +85,8 @@ def _calibrate_share(settings: CalibrateSettings) -> Path:
 
 def _run_pass(settings: CalibrateSettings, run: Run, out: RunLogger) -> PassState:
     corpus, spec = settings.corpus, settings.calibration
-    pair = load_pair(settings.pair)
+    pair = load_pair(settings.pinned)
+    refuse_changed(settings.pair_identity, pair.describe())
     pair.check_length(corpus.length, "corpus.length")
     if isinstance(settings, TrainSettings):
         _refuse_unfittable(settings, pair)
@@ -163,6 +165,7 @@ def _report(pair: Pair, rows: dict[str, Rows], state: PassState, settings: Calib
     return {
         "pair": pair.describe(),
         "longest_context": pair.longest_context,
+        "warnings": pair.remarks,
         "rows": {split: len(part) for split, part in rows.items()},
         "rows_sha256": {split: part.digest for split, part in rows.items()},
         "kept_tokens": counts,

@@ -16,6 +16,7 @@ from kvxfer.evals.latency.clocks import machine
 from kvxfer.evals.specs import FullSpec
 from kvxfer.experiment.identity import identity
 from kvxfer.experiment.loggers import RunLogger, open_logger
+from kvxfer.experiment.pins import refuse_changed
 from kvxfer.experiment.runs import Run, environment, open_run, run_seconds
 from kvxfer.experiment.settings import EvaluateSettings
 from kvxfer.experiment.stages.describing import columns, describe_map
@@ -116,10 +117,12 @@ def evaluate(settings: EvaluateSettings, show: bool = True, load: Load = load_pa
 def measure(scene: Scene, run: Run, load: Load) -> dict[str, Any]:
     """results.json of an evaluation, measured now."""
     settings, spec, cache_map, directory = scene.settings, scene.spec, scene.cache_map, scene.directory
-    pair = load(settings.pair)
+    pair = load(settings.pinned)
+    refuse_changed(settings.pair_identity, pair.describe())
     cache_map.require(pair.describe())
     shared = SharedRuns(settings)
     data = spec.measure(subject_of(scene, pair, shared))
+    said = data.pop("library_warnings", [])
     # The prefill that the map's cost is compared with.
     prompt = data.get("prompt_tokens", settings.corpus.length)
     m = cache_map.manifest
@@ -141,6 +144,7 @@ def measure(scene: Scene, run: Run, load: Load) -> dict[str, Any]:
             "prompt_tokens": prompt,
             "plan": vars(settings.plan),
             "environment": environment(),
+            "warnings": [*pair.remarks, *said],
             "started": run.record["started"],
         },
     }

@@ -19,6 +19,7 @@ from kvxfer.errors import KvxferError
 from kvxfer.evals.latency.clocks import Stopwatch
 from kvxfer.experiment.identity import identity
 from kvxfer.experiment.loggers import RunLogger
+from kvxfer.experiment.pins import refuse_changed
 from kvxfer.experiment.runs import Run, run_id, work_directory
 from kvxfer.experiment.settings import Training, TrainSettings
 from kvxfer.experiment.stages.describing import log_map
@@ -143,7 +144,8 @@ def _take_part(settings: TrainSettings, base: Base, identifier: str, rank: int) 
 
 
 def _loaded(settings: TrainSettings, base: Base) -> Pair:
-    pair = load_pair(settings.pair)
+    pair = load_pair(settings.pinned)
+    refuse_changed(settings.pair_identity, pair.describe())
     try:
         base.map.require(pair.describe())
     except KvxferError as error:

@@ -14,7 +14,7 @@ from kvxfer.report.swept import Value, write
 
 # What may differ between two sweeps that ask the same questions.
 _NOT_ASKED = (
-    *(("logger",), ("paths",), ("force",), ("build_missing",), ("pair", "device")),
+    *(("logger",), ("paths",), ("force",), ("verify",), ("build_missing",), ("pair", "device")),
     *(("trainer", item.name) for item in fields(TrainerSpec) if item.metadata.get("id") is False),
 )
 

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-import os
+import json
+import logging
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.utils import cached_file
 
 from kvxfer.errors import KvxferError
-from kvxfer.models.files import PACKAGED
+from kvxfer.models.files import PACKAGED, model_files
+from kvxfer.models.hf.complete import refuse_incomplete
 from kvxfer.models.hf.geometry import read_geometry
 from kvxfer.models.hf.model import LoadedModel
 from kvxfer.models.hf.packaged import no_bars, unpack
 from kvxfer.models.hf.pruning import prune_config, prune_model
-from kvxfer.models.spec import ModelSpec, check_exists, content_digest
+from kvxfer.models.hub import first_line, unreadable
+from kvxfer.models.remarks import remarks
+from kvxfer.models.spec import ModelSpec, content_digest
+
+log = logging.getLogger("kvxfer")
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 ATTENTION = ("sdpa", "eager", "flash_attention_2", "flash_attention_3")
@@ -28,29 +37,31 @@ SMALL_BYTES = 256 * 2**20
 
 def load_config(spec: ModelSpec, key: str) -> PreTrainedConfig:
     """The model's config, without the dropped layers; ``key`` names the setting in errors."""
-    spec = _located(spec, key)
+    if _read(spec, key, "adapter config", partial(_file, "adapter_config.json")) is not None:
+        raise KvxferError(
+            f"{key}.model: {spec.model!r} holds an adapter, which is applied or not by what is installed; merge it "
+            "into its model (peft: merge_and_unload) and save that"
+        )
     config = _read(spec, key, "config", lambda where, rest: AutoConfig.from_pretrained(where, **rest))
     return prune_config(config, spec.drop_layers, key)
 
 
 def load_tokenizer(spec: ModelSpec, key: str) -> Any:
     """The model's tokenizer; ``key`` names the setting in errors."""
-    spec = _located(spec, key)
     return _read(spec, key, "tokenizer", lambda where, rest: AutoTokenizer.from_pretrained(where, **rest))
 
 
 def _located(spec: ModelSpec, key: str) -> ModelSpec:
-    """The spec with a packaged model's folder in place of its name."""
-    check_exists(spec, key)
-    return replace(spec, model=str(unpack(spec.model, key))) if spec.model in PACKAGED else spec
+    """The spec as it is loaded: of a hub's model at its commit, of a packaged one its folder."""
+    if spec.model in PACKAGED:
+        return replace(spec, model=str(unpack(spec.model, key)))
+    return spec.pinned(key)
 
 
-def resolved_revision(spec: ModelSpec, config: PreTrainedConfig, key: str = "pair.source") -> str:
-    """The hub commit that ``config`` came from, or ``sha256:...`` of a local or packaged model's files."""
+def resolved_revision(spec: ModelSpec, key: str) -> str:
+    """The hub commit that a model is loaded at, or ``sha256:...`` of a local or packaged model's files."""
     digest = content_digest(spec, key)
-    if digest is not None:
-        return f"sha256:{digest}"
-    return getattr(config, "_commit_hash", None) or spec.revision
+    return spec.pinned(key).revision if digest is None else f"sha256:{digest}"
 
 
 def load_model(spec: ModelSpec, dtype: str, device: str, attention: str, key: str = "pair.source") -> LoadedModel:
@@ -61,22 +72,52 @@ def load_model(spec: ModelSpec, dtype: str, device: str, attention: str, key: st
     """
     place, number = resolve_device(device), _one_of(dtype, DTYPES, "pair.dtype")
     _one_of(attention, dict.fromkeys(ATTENTION), "pair.attention")
-    config = load_config(spec, key)
-    geometry = read_geometry(config, f"{key} {spec.model}")
-    revision = resolved_revision(spec, config, key)
-    located = _located(spec, key)
-    pinned = located if located.folder is not None else replace(located, revision=revision)
-    tokenizer = load_tokenizer(pinned, key)
-    alone = config.get_text_config(decoder=True) is config
-    kind = AutoModelForCausalLM if alone else AutoModelForImageTextToText
-    options = {"dtype": number, "attn_implementation": attention}
-    folder = located.folder
-    small = folder is not None and sum(file.stat().st_size for file in folder.iterdir()) < SMALL_BYTES
-    with no_bars() if small else nullcontext():
-        whole = _read(pinned, key, "weights", lambda at, rest: kind.from_pretrained(at, **options, **rest))
+    revision = resolved_revision(spec, key)
+    with remarks("transformers") as said:
+        config = load_config(spec, key)
+        geometry = read_geometry(config, f"{key} {spec.model}")
+        tokenizer = load_tokenizer(spec, key)
+        alone = config.get_text_config(decoder=True) is config
+        kind = AutoModelForCausalLM if alone else AutoModelForImageTextToText
+        whole = _weights(spec, key, kind, {"dtype": number, "attn_implementation": attention})
     lm = whole if alone else _language_model(whole, f"{key} {spec.model}")
     prune_model(lm, spec.drop_layers, key)
-    return LoadedModel(lm.to(place), tokenizer, geometry, spec.model, revision, spec.drop_layers)
+    if resolved_revision(spec, key) != revision:
+        raise KvxferError(f"{key}.model: the files of {spec.model!r} changed while they were loaded; try again")
+    found = LoadedModel(lm.to(place), tokenizer, geometry, spec.model, revision, spec.drop_layers)
+    found.remarks = tuple(said)
+    for remark in said:
+        log.warning("%s %s: %s", key, spec.model, remark)
+    return found
+
+
+def _weights(spec: ModelSpec, key: str, kind: Any, options: dict[str, Any]) -> Any:
+    """The model with all of its own weights and no others."""
+    located = _located(spec, key)
+    folder = located.folder
+    files = [] if folder is None else model_files(folder, key).values()
+    small = folder is not None and sum(file.stat().st_size for file in files) < SMALL_BYTES
+    # What does not fit is listed, and refused here by name.
+    options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
+    with no_bars() if small else nullcontext():
+        lm, info = _read(spec, key, "weights", lambda at, rest: kind.from_pretrained(at, **options, **rest))
+    refuse_incomplete(info, f"{key}.model: {spec.model!r}")
+    _read(spec, key, "generation config", _check_generation)
+    return lm
+
+
+def _check_generation(where: str, rest: dict[str, Any]) -> None:
+    """The library goes on without a generation config that it can't read, and answers end elsewhere."""
+    file = _file("generation_config.json", where, rest)
+    if file is not None:
+        json.loads(Path(file).read_text(encoding="utf-8"))
+
+
+def _file(name: str, where: str, rest: dict[str, Any]) -> str | None:
+    """The path of a checkpoint's file, if it has one of this name."""
+    kinds = ("missing_entries", "gated_repo", "connection_errors")
+    none = dict.fromkeys((f"_raise_exceptions_for_{kind}" for kind in kinds), False)
+    return cached_file(where, name, revision=rest.get("revision"), **none)
 
 
 def resolve_device(device: str) -> torch.device:
@@ -113,20 +154,15 @@ def _one_of(value: str, choices: dict[str, Any], key: str) -> Any:
 
 def _read(spec: ModelSpec, key: str, what: str, load: Callable[[str, dict[str, Any]], Any]) -> Any:
     """Load one part of a checkpoint; whatever the library says against it becomes one line."""
-    where = str(spec.folder or spec.model)
-    rest = {} if spec.folder else {"revision": spec.revision}
+    located = _located(spec, key)
+    where = str(located.folder or located.model)
+    rest = {} if located.folder else {"revision": located.revision}
     try:
         return load(where, {**rest, "trust_remote_code": False})
     except Exception as error:  # the library and its file readers raise almost any type for a bad checkpoint
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if located.folder is None:
+            raise unreadable(spec.model, spec.revision, key, what, error) from error
         raise KvxferError(
-            f"{key}.model: {what} of {spec.model!r} can't be read ({reason}); {_advice(spec, key)}"
+            f"{key}.model: {what} of {spec.model!r} can't be read ({first_line(error)}); save the model again, or give "
+            "another folder"
         ) from error
-
-
-def _advice(spec: ModelSpec, key: str) -> str:
-    if spec.folder is not None:
-        return "save the model again, or give another folder"
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}:
-        return f"HF_HUB_OFFLINE is set: unset it to download revision {spec.revision!r}, or set {key}.model to a folder"
-    return f"check the id, {key}.revision ({spec.revision!r}), the network and the licence, or give a local folder"

@@ -37,8 +37,9 @@ class LoadedModel:
 
     Caches hold rotated keys and all tokens of all layers. What a method returns is made in inference mode (but for
     ``follow`` and ``project``): clone it before autograd may see it. ``name`` is the model as the user wrote it,
-    ``revision`` what it resolved to, ``dropped`` the layers of the whole model that it is run without, and ``whole``
-    the geometry of the model that it is a slice of (its own unless given).
+    ``revision`` what it resolved to, ``remarks`` what the library warned of while it was loaded, ``dropped`` the layers
+    of the whole model that it is run without, and ``whole`` the geometry of the model that it is a slice of (its own
+    unless given).
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class LoadedModel:
         self.revision = revision
         self.dropped = dropped
         self.whole = whole or geometry
+        self.remarks: tuple[str, ...] = ()
         self.dtype: torch.dtype = next(lm.parameters()).dtype
         self.device: torch.device = next(lm.parameters()).device
         self._rotary = find_rotary(self.body, name)

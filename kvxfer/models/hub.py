@@ -1,0 +1,65 @@
+"""Which commit of a model on the Hugging Face hub a branch, a tag or a shortened commit stands for."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from pathlib import Path
+
+from kvxfer.errors import KvxferError
+
+COMMIT = re.compile(r"[0-9a-f]{40}")
+_SHORTENED = re.compile(r"[0-9a-f]{7,39}")
+
+
+def commit(model: str, revision: str, key: str) -> str:
+    """The commit of 40 digits that ``revision`` stands for now; of a hub out of reach, what its cache here last knew.
+
+    A process asks once, so that all its loads are of one commit. ``key`` names the side of the pair in errors.
+
+    Raises:
+        KvxferError: neither the hub nor its cache knows the model at this revision.
+    """
+    if COMMIT.fullmatch(revision):
+        return revision
+    from huggingface_hub import constants
+
+    try:
+        return _asked(model, revision, constants.HF_HUB_CACHE)
+    except Exception as error:  # the hub's client raises errors of its own, of httpx and of the file system
+        raise unreadable(model, revision, key, "config", error) from error
+
+
+@functools.cache
+def _asked(model: str, revision: str, cache: str) -> str:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.file_download import repo_folder_name
+
+    snapshots = Path(cache) / repo_folder_name(repo_id=model, repo_type="model") / "snapshots"
+    try:
+        found = Path(hf_hub_download(model, "config.json", revision=revision, cache_dir=cache)).parent.name
+    except OSError:
+        # The cache keeps no name for a shortened commit that it was not asked for.
+        found = ""
+        if _SHORTENED.fullmatch(revision):
+            meant = [folder.name for folder in snapshots.glob(f"{revision}*") if COMMIT.fullmatch(folder.name)]
+            found = meant[0] if len(meant) == 1 else ""
+        if not found:
+            raise
+    return found
+
+
+def unreadable(model: str, revision: str, key: str, what: str, error: Exception) -> KvxferError:
+    """The one line about a part of a hub's model that can't be had."""
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}:
+        todo = f"HF_HUB_OFFLINE is set: unset it to download revision {revision!r}, or set {key}.model to a folder"
+    else:
+        todo = f"check the id, {key}.revision ({revision!r}), the network and the licence, or give a local folder"
+    return KvxferError(f"{key}.model: {what} of {model!r} can't be read ({first_line(error)}); {todo}")
+
+
+def first_line(error: Exception) -> str:
+    """What an error of a library says first; its type where it says nothing."""
+    said = str(error).strip()
+    return said.splitlines()[0] if said else type(error).__name__
