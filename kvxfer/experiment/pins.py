@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 from kvxfer.errors import KvxferError
 from kvxfer.files import write_text
+from kvxfer.models import hub
 from kvxfer.models.hub import COMMIT
 from kvxfer.models.spec import ModelSpec, PairSpec, content_digest
 
@@ -32,10 +33,15 @@ def pinned(pair: PairSpec, outputs: Path) -> PairSpec:
 
 
 def verify(pair: PairSpec) -> None:
-    """Read every file of the pair's local models again, whatever was read before."""
+    """Read every file of a pinned pair again, whatever was read before.
+
+    Raises:
+        KvxferError: a file of the hub's cache is not what was downloaded.
+    """
     if not pair.random_weights:
         for model, key in zip(pair.oriented(), pair.config_keys, strict=True):
-            content_digest(model, key, verify=True)
+            if content_digest(model, key, verify=True) is None:
+                hub.verify(model.model, model.revision, key)
 
 
 def refuse_changed(asked: Mapping[str, Any], loaded: Mapping[str, Any]) -> None:

@@ -48,7 +48,7 @@ class CalibrateSettings:
     def pair_identity(self) -> dict[str, Any]:
         """Both models as run ids know them; reading local folders takes a moment, so it is done once."""
         if self.verify:
-            pins.verify(self.pair)
+            pins.verify(self.pinned)
         return identity(self.pinned)
 
     def calibration_config(self, shard: bool) -> dict[str, Any]:

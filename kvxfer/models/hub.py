@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import re
 from pathlib import Path
 
 from kvxfer.errors import KvxferError
+from kvxfer.models.digests import digests
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHORTENED = re.compile(r"[0-9a-f]{7,39}")
@@ -34,20 +36,45 @@ def commit(model: str, revision: str, key: str) -> str:
 @functools.cache
 def _asked(model: str, revision: str, cache: str) -> str:
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.file_download import repo_folder_name
 
-    snapshots = Path(cache) / repo_folder_name(repo_id=model, repo_type="model") / "snapshots"
     try:
-        found = Path(hf_hub_download(model, "config.json", revision=revision, cache_dir=cache)).parent.name
+        return Path(hf_hub_download(model, "config.json", revision=revision, cache_dir=cache)).parent.name
     except OSError:
         # The cache keeps no name for a shortened commit that it was not asked for.
-        found = ""
-        if _SHORTENED.fullmatch(revision):
-            meant = [folder.name for folder in snapshots.glob(f"{revision}*") if COMMIT.fullmatch(folder.name)]
-            found = meant[0] if len(meant) == 1 else ""
-        if not found:
+        there = _snapshots(model, cache).glob(f"{revision}*") if _SHORTENED.fullmatch(revision) else ()
+        meant = [folder.name for folder in there if COMMIT.fullmatch(folder.name)]
+        if len(meant) != 1:
             raise
-    return found
+        return meant[0]
+
+
+def verify(model: str, at: str, key: str) -> None:
+    """Read all files of a commit in the hub's cache again: each is named by a hash of what it should hold.
+
+    Raises:
+        KvxferError: a file holds something else; it is named.
+    """
+    from huggingface_hub import constants
+
+    snapshot = _snapshots(model, constants.HF_HUB_CACHE) / at
+    blobs = {path: path.resolve() for path in sorted(snapshot.rglob("*")) if path.is_symlink() and path.is_file()}
+    weights = digests([blob for blob in blobs.values() if len(blob.name) == 64], verify=True)
+    for path, blob in blobs.items():
+        found = weights.get(blob)
+        if found is None and COMMIT.fullmatch(blob.name):  # small files have the name that git gives them
+            content = blob.read_bytes()
+            found = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+        if found not in (None, blob.name):
+            raise KvxferError(
+                f"{key}.model: {path} is not what was downloaded; delete it and {blob}, and download it again"
+            )
+
+
+def _snapshots(model: str, cache: str) -> Path:
+    """Where the hub's cache keeps a model's commits."""
+    from huggingface_hub.file_download import repo_folder_name
+
+    return Path(cache) / repo_folder_name(repo_id=model, repo_type="model") / "snapshots"
 
 
 def unreadable(model: str, revision: str, key: str, what: str, error: Exception) -> KvxferError:

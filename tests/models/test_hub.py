@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -87,3 +88,23 @@ def test_a_snapshot_taken_as_a_folder_is_known_by_what_its_links_lead_to(
 ) -> None:
     snapshot = hub_cache(NAME, checkpoint, 1, "main")
     assert folder_digest(snapshot, "pair.source") == folder_digest(checkpoint, "pair.source")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
+def test_verify_finds_a_file_of_the_cache_that_is_not_what_was_downloaded(
+    name: str, hub_cache: Callable[..., Path], checkpoint: Path
+) -> None:
+    snapshot = hub_cache(NAME, checkpoint, 1, "main")
+    # Git's name for a small file, as the hub gives it.
+    small = snapshot / "config.json"
+    content = small.read_bytes()
+    blob = small.resolve().with_name(hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest())
+    small.resolve().rename(blob)
+    small.unlink()
+    small.symlink_to(f"../../blobs/{blob.name}")
+    hub.verify(NAME, commit_of(1), "pair.source")
+    with (snapshot / name).resolve().open("r+b") as file:
+        file.seek(-9, 2)
+        file.write(b"!")
+    with pytest.raises(KvxferError, match=rf"^pair.source.model: \S+{name} is not what was downloaded; delete it and"):
+        hub.verify(NAME, commit_of(1), "pair.source")

