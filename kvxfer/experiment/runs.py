@@ -182,9 +182,8 @@ def environment() -> dict[str, Any]:
 def _commit() -> str | None:
     """The commit of this package's own repository, or None: an installed package may lie inside another one."""
     package = Path(kvxfer.__file__).resolve().parent
-    top = _git(package, "rev-parse", "--show-toplevel")
-    # A copy that somebody put into a repository of theirs is not in its index.
-    if top is None or Path(top).resolve() != package.parent or not _git(package, "ls-files", "__init__.py"):
+    # Where the file lies in the repository; a copy that somebody put into one of theirs is not in its index.
+    if _git(package, "ls-files", "--full-name", "__init__.py") != f"{package.name}/__init__.py":
         return None
     return _git(package, "describe", "--always", "--dirty", "--abbrev=12")
 

@@ -19,6 +19,7 @@ from kvxfer.errors import KvxferError
 from kvxfer.models.digests import cache_home
 from kvxfer.models.files import PACKAGED, find_gguf, folder_digest, packaged_digest
 from kvxfer.models.hf.complete import refuse_incomplete
+from kvxfer.models.remarks import remarks
 
 log = logging.getLogger("kvxfer")
 
@@ -49,8 +50,10 @@ def unpack(name: str, key: str) -> Path:
     except OSError as error:
         raise KvxferError(f"{key}.model: {home} can't be written ({error.strerror}); set KVXFER_CACHE") from error
     try:
-        with _quiet():
+        with remarks("transformers") as said, no_bars():
             _convert(file, work, f"{key}.model: {name!r}")
+        for remark in said:
+            log.warning("%s: %s", name, remark)
         (work / _DIGEST).write_text(folder_digest(work, key), encoding="ascii")
         work.rename(folder)
     except ImportError as error:
@@ -85,18 +88,6 @@ def _convert(file: Path, folder: Path, name: str) -> None:
     model.config.__dict__.pop("quantization_config", None)
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """No advice about packed weights and no bar for writing while a GGUF is read; reading has a bar of its own."""
-    level = library_logging.get_verbosity()
-    library_logging.set_verbosity_error()
-    try:
-        with no_bars():
-            yield
-    finally:
-        library_logging.set_verbosity(level)
 
 
 @contextmanager
