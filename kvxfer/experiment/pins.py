@@ -72,6 +72,8 @@ def _pinned(spec: ModelSpec, key: str, outputs: Path) -> ModelSpec:
             file.parent.mkdir(parents=True, exist_ok=True)
             write_text(file, now.revision)
         except OSError as error:
+            if _recorded(file) == now.revision:  # another process was faster
+                return now
             raise KvxferError(f"cannot write to {file.parent} (paths.outputs): {error.strerror}") from error
     elif before != now.revision:
         raise KvxferError(

@@ -106,7 +106,8 @@ def _keep(key: str, digest: str) -> None:
         entry.parent.mkdir(parents=True, exist_ok=True)
         write_text(entry, f"{digest} {_check(key, digest)}")
     except OSError as error:
-        log.warning("%s can't be written (%s): files are read again next time; set KVXFER_CACHE", entry, error.strerror)
+        if _recall(key) != digest:  # else another process was faster
+            log.warning("%s can't be written (%s): its file is read again; set KVXFER_CACHE", entry, error.strerror)
 
 
 def _check(key: str, digest: str) -> str:

@@ -11,6 +11,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from kvxfer.errors import KvxferError
+from kvxfer.experiment import pins
 from kvxfer.experiment.pins import REVISIONS
 from kvxfer.experiment.stages import calibrate
 from kvxfer.models import digests, hub
@@ -112,6 +113,18 @@ def test_a_branch_and_its_commit_are_one_question(moved: Callable[[], None], tmp
     commits = [f"pair.{side}.revision={commit_of(digit)}" for side, digit in (("source", 1), ("target", 2))]
     assert settings_of("calibrate", tmp_path / "other", *PAIR, *commits).pair_identity == named
     assert not (tmp_path / "other").exists()
+
+
+def test_of_two_processes_that_record_a_commit_at_once_neither_fails(
+    moved: Callable[[], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def faster(path: Path, text: str) -> None:
+        path.write_text(text)
+        raise FileNotFoundError(2, "No such file or directory")  # the temporary file is the other's by now
+
+    monkeypatch.setattr(pins, "write_text", faster)
+    named = settings_of("calibrate", tmp_path, *PAIR).pair_identity
+    assert named["target"]["revision"] == commit_of(2)
 
 
 def test_outputs_that_cannot_be_written_to_are_told(moved: Callable[[], None], tmp_path: Path) -> None:
