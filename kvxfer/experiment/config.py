@@ -19,6 +19,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from kvxfer.errors import KvxferError, NotApplicable
 from kvxfer.experiment.schema import EVALS, GROUPS, SCHEMAS
+from kvxfer.experiment.wandb_outside import by_agent
 
 if TYPE_CHECKING:
     from kvxfer.experiment.settings import CalibrateSettings, EvaluateSettings, TrainSettings
@@ -112,7 +113,13 @@ def to_settings(
 
 
 def refuse_in_multirun(settings: CalibrateSettings) -> None:
-    """Refuse a job of a multirun that trains on several devices, each of whose processes would run the whole grid."""
+    """Refuse a job of a multirun that trains on several devices, each of whose processes would run the whole grid, and
+    one that a W&B agent started, whose runs would all have one id.
+    """
+    if settings.logger.mode != "disabled" and by_agent():
+        raise KvxferError(
+            "-m under a W&B agent (WANDB_SWEEP_ID is set), whose trial is one job: leave out -m, or set logger=disabled"
+        )
     training = getattr(settings, "training", None)
     if training is not None and training.trainer.devices > 1:
         raise KvxferError(

@@ -70,6 +70,10 @@ class TrainSettings(CalibrateSettings):
     build_missing: bool
     training: Training | None = field(default=None, kw_only=True)
 
+    def as_input(self) -> TrainSettings:
+        """The settings of what a run makes first because it is missing: never anew if it is there after all."""
+        return replace(self, force=False, logger=self.logger.of_inputs)
+
     def base(self) -> TrainSettings:
         """The settings of the closed-form base alone."""
         if self.training is None:
