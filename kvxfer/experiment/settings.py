@@ -245,7 +245,7 @@ def _common(conf: Any, solver: Any | None = None) -> dict[str, Any]:
         "corpus": corpus,
         "calibration": built(CalibrationSpec, given, "calibration", **auto, selection_rows=rows),
         "logger": built(LoggerSpec, logger, "logger"),
-        "outputs": Path(conf.paths.outputs),
+        "outputs": Path(conf.paths.outputs).expanduser(),
         "force": conf.force,
     }
 

@@ -12,18 +12,16 @@ _FALSE = ("", "0", "false", "no", "off", "n", "f")
 
 
 def quieter(mode: str) -> str:
-    """One of MODES: ``mode``, or what W&B was told outside where that is quieter. It never gets louder.
+    """One of MODES: the quietest of ``mode`` and all that W&B was told outside. It never gets louder.
 
-    WANDB_DISABLED switches off. Else WANDB_MODE counts, or where it is not set the settings file of the folder
-    (``wandb offline`` and ``wandb disabled`` write it), or that of the user.
+    That is WANDB_DISABLED, WANDB_MODE, and the settings file of the folder, which ``wandb offline`` and ``wandb
+    disabled`` write, or where it says nothing that of the user.
     """
-    told = [mode]
+    asked = [mode, os.environ.get("WANDB_MODE", ""), _from_files()]
     if os.environ.get("WANDB_DISABLED", "").strip().lower() not in _FALSE:
-        told.append("disabled")
-    asked = os.environ.get("WANDB_MODE") or _from_files() or mode
-    asked = asked.strip().lower()
-    told.append(_OLD_NAMES.get(asked, asked))
-    return max((each for each in told if each in MODES), key=MODES.index)
+        asked.append("disabled")
+    known = [_OLD_NAMES.get(each, each) for each in (each.strip().lower() for each in asked)]
+    return max((each for each in known if each in MODES), key=MODES.index)
 
 
 def by_agent() -> bool:
@@ -31,7 +29,7 @@ def by_agent() -> bool:
     return any(os.environ.get(name) for name in ("WANDB_SWEEP_ID", "WANDB_LAUNCH"))
 
 
-def _from_files() -> str | None:
+def _from_files() -> str:
     """``mode`` of W&B's settings files; those of the folder win."""
     root = Path(os.environ.get("WANDB_DIR") or ".").expanduser()
     home = Path(os.environ.get("WANDB_CONFIG_DIR") or "~/.config/wandb").expanduser()
@@ -43,4 +41,4 @@ def _from_files() -> str | None:
             continue  # W&B takes a file that it can't read for an empty one
         if (found := parser.get("default", "mode", fallback=None)) is not None:
             return found
-    return None
+    return ""

@@ -239,8 +239,8 @@ def test_what_was_switched_off_in_a_folder_or_by_the_user_stays_off(
     assert LoggerSpec(wandb="online").mode == "offline"
     settings_file(tmp_path / "wandb", "disabled")  # as `wandb disabled` writes it: it wins over the user's
     assert LoggerSpec(wandb="online").mode == "disabled"
-    monkeypatch.setenv("WANDB_MODE", "offline")  # W&B lets this win over both
-    assert LoggerSpec(wandb="online").mode == "offline"
+    monkeypatch.setenv("WANDB_MODE", "offline")  # W&B itself would let this win
+    assert LoggerSpec(wandb="online").mode == "disabled"
     monkeypatch.delenv("WANDB_MODE")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path / "elsewhere"))
     settings_file(tmp_path / "elsewhere" / ".wandb", "online")

@@ -61,7 +61,7 @@ def fitted_id(settings: TrainSettings) -> str:
 
 def named_map(outputs: Path, name: str, key: str) -> Path:
     """The directory of a map that a setting names: by its folder, or by the id of a train run."""
-    for path in (Path(name), outputs / "train" / name):
+    for path in (Path(name).expanduser(), outputs / "train" / name):
         if path.is_dir():
             return path
     raise KvxferError(f"{key}={name} is no directory and no run in {outputs / 'train'}")
