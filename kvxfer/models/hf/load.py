@@ -14,6 +14,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from kvxfer.errors import KvxferError
 from kvxfer.models.files import PACKAGED
+from kvxfer.models.hf.checks import check_attention, check_quantised, first_line, tokenizer_advice
 from kvxfer.models.hf.geometry import read_geometry
 from kvxfer.models.hf.model import LoadedModel
 from kvxfer.models.hf.packaged import no_bars, unpack
@@ -21,7 +22,6 @@ from kvxfer.models.hf.pruning import prune_config, prune_model
 from kvxfer.models.spec import ModelSpec, check_exists, content_digest
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-ATTENTION = ("sdpa", "eager", "flash_attention_2", "flash_attention_3")
 # Weights below this size load in a moment: no progress bar.
 SMALL_BYTES = 256 * 2**20
 
@@ -37,6 +37,18 @@ def load_tokenizer(spec: ModelSpec, key: str) -> Any:
     """The model's tokenizer; ``key`` names the setting in errors."""
     spec = _located(spec, key)
     return _read(spec, key, "tokenizer", lambda where, rest: AutoTokenizer.from_pretrained(where, **rest))
+
+
+def check_loadable(
+    spec: ModelSpec, config: PreTrainedConfig, dtype: str, device: str, attention: str, key: str
+) -> None:
+    """Refuse what would only show once weights are read: settings, packages and hardware that are not there."""
+    if dtype not in DTYPES:
+        raise KvxferError(f"pair.dtype: {dtype!r} is not supported; use one of {', '.join(DTYPES)}")
+    place = resolve_device(device)
+    name = f"{key}.model {spec.model}"
+    check_quantised(config, name)
+    check_attention(config, attention, dtype, place, name)
 
 
 def _located(spec: ModelSpec, key: str) -> ModelSpec:
@@ -59,9 +71,9 @@ def load_model(spec: ModelSpec, dtype: str, device: str, attention: str, key: st
     Of a vision-language checkpoint only the language model is kept. Raises KvxferError for an unknown dtype, device or
     attention, an unreadable checkpoint, or a geometry that is not supported.
     """
-    place, number = resolve_device(device), _one_of(dtype, DTYPES, "pair.dtype")
-    _one_of(attention, dict.fromkeys(ATTENTION), "pair.attention")
     config = load_config(spec, key)
+    check_loadable(spec, config, dtype, device, attention, key)
+    place = resolve_device(device)
     geometry = read_geometry(config, f"{key} {spec.model}")
     revision = resolved_revision(spec, config, key)
     located = _located(spec, key)
@@ -69,7 +81,7 @@ def load_model(spec: ModelSpec, dtype: str, device: str, attention: str, key: st
     tokenizer = load_tokenizer(pinned, key)
     alone = config.get_text_config(decoder=True) is config
     kind = AutoModelForCausalLM if alone else AutoModelForImageTextToText
-    options = {"dtype": number, "attn_implementation": attention}
+    options = {"dtype": DTYPES[dtype], "attn_implementation": attention}
     folder = located.folder
     small = folder is not None and sum(file.stat().st_size for file in folder.iterdir()) < SMALL_BYTES
     with no_bars() if small else nullcontext():
@@ -105,12 +117,6 @@ def _language_model(whole: Any, name: str) -> Any:
     return lm
 
 
-def _one_of(value: str, choices: dict[str, Any], key: str) -> Any:
-    if value not in choices:
-        raise KvxferError(f"{key}: {value!r} is not supported; use one of {', '.join(choices)}")
-    return choices[value]
-
-
 def _read(spec: ModelSpec, key: str, what: str, load: Callable[[str, dict[str, Any]], Any]) -> Any:
     """Load one part of a checkpoint; whatever the library says against it becomes one line."""
     where = str(spec.folder or spec.model)
@@ -118,15 +124,17 @@ def _read(spec: ModelSpec, key: str, what: str, load: Callable[[str, dict[str, A
     try:
         return load(where, {**rest, "trust_remote_code": False})
     except Exception as error:  # the library and its file readers raise almost any type for a bad checkpoint
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        advice = _advice(spec, key, what, error)
         raise KvxferError(
-            f"{key}.model: {what} of {spec.model!r} can't be read ({reason}); {_advice(spec, key)}"
+            f"{key}.model: {what} of {spec.model!r} can't be read ({first_line(error)}); {advice}"
         ) from error
 
 
-def _advice(spec: ModelSpec, key: str) -> str:
+def _advice(spec: ModelSpec, key: str, what: str, error: Exception) -> str:
+    if isinstance(error, ImportError):
+        return "install what that names"
     if spec.folder is not None:
-        return "save the model again, or give another folder"
+        return tokenizer_advice(spec) if what == "tokenizer" else "save the model again, or give another folder"
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}:
         return f"HF_HUB_OFFLINE is set: unset it to download revision {spec.revision!r}, or set {key}.model to a folder"
     return f"check the id, {key}.revision ({spec.revision!r}), the network and the licence, or give a local folder"
