@@ -16,7 +16,16 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 from kvxfer.errors import KvxferError
-from kvxfer.experiment.config import job_config, plain, refuse_in_multirun, save_job, stage_of, to_settings, value_of
+from kvxfer.experiment.config import (
+    job_config,
+    plain,
+    quoted,
+    refuse_in_multirun,
+    save_job,
+    stage_of,
+    to_settings,
+    value_of,
+)
 from kvxfer.experiment.messages import one_line, wrong_option
 from kvxfer.experiment.sweeps.composing import Composer
 from kvxfer.experiment.sweeps.jobs import Job, job_file, sweep_id
@@ -55,7 +64,7 @@ class GridSweeper(BasicSweeper):
         batches = self._batches(arguments)
         jobs = self._composed([overrides for batch in batches for overrides in batch])
         identifier = sweep_id(self.stage, [plain(job.config) for job in jobs])
-        home = Path(self.base.hydra.sweep.dir) / identifier
+        home = Path(self.base.hydra.sweep.dir).expanduser() / identifier
         try:
             for job in jobs:
                 save_job(job_file(home, job.number), job.label, job.config)
@@ -63,7 +72,7 @@ class GridSweeper(BasicSweeper):
             raise KvxferError(f"cannot write to {home} (paths.outputs): {error.strerror}") from error
         swept = ", ".join(jobs[0].values) or "nothing"
         log.info("sweep %s: %d jobs over %s, all of them valid", identifier, len(jobs), swept)
-        place = "hydra.sweep.dir='{}'".format(str(home).replace("\\", "\\\\").replace("'", "\\'"))
+        place = f"hydra.sweep.dir={quoted(str(home))}"
         returns: list[Sequence[JobReturn]] = []
         for batch in batches:
             done = sum(map(len, returns))

@@ -23,7 +23,9 @@ from kvxfer.evals.statistics import Interval, mean_interval, mean_ratio_interval
 from kvxfer.handoff.transfer import Transfer
 from kvxfer.maps.blocks import KINDS
 from kvxfer.maps.content_errors import MappedErrors
+from kvxfer.maps.plan import Plan
 from kvxfer.models.kv import KV
+from kvxfer.models.pair import Pair
 from kvxfer.progress import progress
 from kvxfer.text.corpus import load_rows
 from kvxfer.text.spec import CorpusSpec
@@ -140,7 +142,7 @@ class Diagnosis:
         self.content = MappedErrors(layers)
         self.heads, self.outputs, self.keys, self.values = ([Ratios() for _ in range(layers)] for _ in range(4))
         self.predictions = {"mapped": Predictions(), "source": Predictions()}
-        self._output = target.attention_outputs("eval=perplexity, which does without")
+        self._output = target.attention_outputs(_INSTEAD)
 
     @torch.inference_mode()
     def add(self, prompt: Int64[Tensor, "rows prompt"], answer: Int64[Tensor, "rows scored"]) -> None:
@@ -188,9 +190,16 @@ class Diagnosis:
         self.values[layer].add((looked * squared).sum(-1), looked.sum(-1) * squared.mean(-1))
 
 
+_INSTEAD = "eval=perplexity, which does without"
+
+
 @dataclass(frozen=True)
 class Diagnostics(DiagnosticsSpec, Evaluation):
     """``eval=diagnostics``: what it measures."""
+
+    def check(self, pair: Pair, corpus: CorpusSpec, plan: Plan) -> None:
+        pair.check_length((self.prefix or corpus.length) + self.scored, "eval.prefix and eval.scored")
+        pair.target.check_softmax(_INSTEAD)
 
     def measure(self, subject: Subject) -> dict[str, Any]:
         """Every domain's diagnostics, and what they are of (``asked``), by which those of other maps are like them."""
@@ -203,7 +212,7 @@ class Diagnostics(DiagnosticsSpec, Evaluation):
         first, stop = subject.plan.mapped_span(prefix)
         if stop <= first:
             raise KvxferError(f"eval.prefix={prefix} leaves no token to map between the plan's exact ones; raise it")
-        subject.pair.check_length(prefix + self.scored, "eval.prefix and eval.scored")
+        self.check(subject.pair, replace(subject.corpus, length=prefix), subject.plan)
         domains = [self._domain(subject, corpus, prefix) for corpus in subject.texts]
         own = domains[0]
         # By content: other seeds, paths and subsets of a corpus have its name too.

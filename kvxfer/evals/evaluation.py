@@ -88,6 +88,9 @@ class Evaluation(EvaluationSpec, ABC):
         """Whether the map of the other direction is needed too; ``reverse`` is the run's ``pair.reverse``."""
         return False
 
+    def check(self, pair: Pair, corpus: CorpusSpec, plan: Plan) -> None:
+        """Refuse what this pair can't be asked, as far as it is known before there is a map (none is made for it)."""
+
     @abstractmethod
     def measure(self, subject: Subject) -> dict[str, Any]:
         """Everything that was measured, as plain JSON types."""

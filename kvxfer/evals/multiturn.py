@@ -20,7 +20,9 @@ from kvxfer.evals.specs import DOWN, LARGE, PATTERNS, SMALL, UP, MultiturnSpec
 from kvxfer.evals.statistics import paired_difference, summarise
 from kvxfer.handoff.conversation import Conversation
 from kvxfer.handoff.transfer import Transfer
+from kvxfer.maps.plan import Plan
 from kvxfer.models.hf.model import LoadedModel
+from kvxfer.models.pair import Pair
 from kvxfer.progress import progress
 from kvxfer.text.corpus import load_rows, toy_conversations
 from kvxfer.text.spec import CorpusSpec
@@ -190,11 +192,15 @@ class Multiturn(MultiturnSpec, Evaluation):
         wanted = {direction for pattern in self.patterns for direction in PATTERNS[pattern]}
         return bool(wanted - {DOWN if reverse else UP})
 
+    def check(self, pair: Pair, corpus: CorpusSpec, plan: Plan) -> None:
+        toy = corpus.kind == "toy"
+        longest = self.turns * (self.segment + 4) if toy else (self.turns + 1) * self.segment
+        pair.check_length(longest, "eval.turns, eval.segment")
+
     def measure(self, subject: Subject) -> dict[str, Any]:
         pair = subject.pair
         toy = subject.corpus.kind == "toy"
-        longest = self.turns * (self.segment + 4) if toy else (self.turns + 1) * self.segment
-        pair.check_length(longest, "eval.turns, eval.segment")
+        self.check(pair, subject.corpus, subject.plan)
         if toy:
             talks = toy_talks(self.stories, self.turns, self.segment, pair.tokenizer, self.seed)
         else:

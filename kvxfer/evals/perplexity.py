@@ -20,6 +20,8 @@ from kvxfer.evals.items import Batch, Item, equal_lengths
 from kvxfer.evals.scoring import evaluate_items
 from kvxfer.evals.specs import PerplexitySpec
 from kvxfer.evals.statistics import outcome, paired_difference, ratio_difference, summarise
+from kvxfer.maps.plan import Plan
+from kvxfer.models.pair import Pair
 from kvxfer.progress import progress
 from kvxfer.text import toy
 from kvxfer.text.corpus import leading_bos, load_rows
@@ -130,7 +132,12 @@ FEWEST_ROWS = 8
 class Perplexity(PerplexitySpec, Evaluation):
     """``eval=perplexity``: what it measures."""
 
+    def check(self, pair: Pair, corpus: CorpusSpec, plan: Plan) -> None:
+        if self.prefixes:
+            pair.check_length(max(self.prefixes) + self.scored, "eval.prefixes")
+
     def measure(self, subject: Subject) -> dict[str, Any]:
+        self.check(subject.pair, subject.corpus, subject.plan)
         calibrated = subject.calibrated_length
         found: dict[str, Any] = {"calibrated_length": calibrated, "scored": self.scored}
         found |= {"points": [], "domains": [], "notes": []}
@@ -158,7 +165,6 @@ class Perplexity(PerplexitySpec, Evaluation):
         """The rows of a text; lengths that were not asked for by name give way, from the longest on, with a note."""
         tokenizer = subject.pair.tokenizer
         if self.prefixes:
-            subject.pair.check_length(lengths[-1] + self.scored, "eval.prefixes")
             ends = same_ends(corpus, tokenizer, self.rows, lengths, self.scored)
             if (count := len(ends[lengths[0]])) < self.rows:
                 raise KvxferError(

@@ -27,6 +27,7 @@ from kvxfer.models.ancestry import find_ancestry
 from kvxfer.models.pair import Pair
 from kvxfer.progress import progress
 from kvxfer.text.corpus import load_rows
+from kvxfer.text.spec import CorpusSpec
 
 CHECKED_TOKENS = 2048
 """Of the prompts, so many tokens tell R² to far less than what the check of the fit tolerates."""
@@ -91,11 +92,14 @@ class Questions(QuestionsSpec, Evaluation):
             "items": records,
         }
 
+    def check(self, pair: Pair, corpus: CorpusSpec, plan: Plan) -> None:
+        pair.check_length(self.length or corpus.length, "eval.length" if self.length else "corpus.length")
+
     def ask(self, subject: Subject) -> Asked:
         """The items for this pair."""
         corpus, pair = subject.corpus, subject.pair
+        self.check(pair, corpus, subject.plan)
         length = self.length or corpus.length
-        pair.check_length(length, "eval.length" if self.length else "corpus.length")
         toy = corpus.kind == "toy"
         if toy:
             items = toy_items(pair.tokenizer, length, self.stories, self.questions, self.seed)

@@ -201,9 +201,9 @@ class MultiturnSpec(EvaluationSpec):
 
 def _content(asked: LatencySpec) -> str | None:
     """What the file holds, wherever it lies; a missing one is refused when it is read."""
-    if asked.vllm is None or not Path(asked.vllm).is_file():
+    if asked.vllm is None or not (file := Path(asked.vllm).expanduser()).is_file():
         return asked.vllm
-    return file_sha256(Path(asked.vllm))
+    return file_sha256(file)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from omegaconf import DictConfig
 
 from kvxfer.errors import KvxferError
 from kvxfer.experiment.config import compose, config_directory, load_job, register, spelled_out, to_settings
-from kvxfer.experiment.messages import one_line, set_up_logging, well_told, wrong_option
+from kvxfer.experiment.messages import badly_quoted, one_line, set_up_logging, well_told, wrong_option
 from kvxfer.experiment.sweeps.jobs import Outcome, job_file
 from kvxfer.maps.blocks import DEMO
 
@@ -81,7 +81,7 @@ def _mistakes_in_one_line(arguments: Sequence[str]) -> Iterator[None]:
     except Exception as error:
         if wants_traceback or (_begun.is_set() and not well_told(error)):
             raise
-        sys.exit(f"error: {wrong_option(arguments, error) or one_line(error)}")
+        sys.exit(f"error: {wrong_option(arguments, error) or badly_quoted(error) or one_line(error)}")
 
 
 @dataclass
@@ -102,6 +102,9 @@ class Task:
         _begun.set()
         sys.argv = self.command
         job = HydraConfig.get()
+        if job.job.chdir:
+            # Paths are those of the folder that the command was given in; runs have folders of their own anyway.
+            os.chdir(job.runtime.cwd)
         if job.mode == RunMode.MULTIRUN:
             return _sweep_job(self.stage, job)
         try:
@@ -115,7 +118,7 @@ class Task:
 
 def _sweep_job(stage: str, job: Any) -> Outcome:
     """One job, from the config that was checked; all jobs of a grid share a W&B group, also when it is run again."""
-    home, number = Path(job.sweep.dir), job.job.num
+    home, number = Path(job.sweep.dir).expanduser(), job.job.num
     label, cfg = load_job(stage, job_file(home, number))
     log.info("job %d: %s", number, label)
     try:

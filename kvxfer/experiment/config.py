@@ -14,11 +14,13 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from kvxfer.errors import KvxferError, NotApplicable
 from kvxfer.experiment.schema import EVALS, GROUPS, SCHEMAS
+from kvxfer.experiment.wandb_outside import by_agent
 
 if TYPE_CHECKING:
     from kvxfer.experiment.settings import CalibrateSettings, EvaluateSettings, TrainSettings
@@ -51,12 +53,23 @@ def config_directory() -> Path:
 
 
 _MODEL = re.compile(r"(pair\.(?:source|target))=(?!\{)(.+)", re.DOTALL)
+_RUN_IDS = re.compile(r"((?:eval\.|solver\.)?(?:\w+_)?map)=([0-9a-f]{12}(?:,[0-9a-f]{12})*)")
 
 
 def spelled_out(arguments: Sequence[str]) -> list[str]:
-    """The command line with ``pair.source=x`` (one model or, in a sweep, several) as ``pair.source.model=x``."""
-    matches = ((argument, _MODEL.fullmatch(argument)) for argument in arguments)
-    return [argument if match is None else f"{match[1]}.model={match[2]}" for argument, match in matches]
+    """The command line as it is meant.
+
+    ``pair.source=x`` (one model or, in a sweep, several) is ``pair.source.model=x``, and the ids of runs are quoted:
+    one of digits and an e would be a number.
+    """
+    found = []
+    for argument in arguments:
+        if (match := _MODEL.fullmatch(argument)) is not None:
+            argument = f"{match[1]}.model={match[2]}"
+        elif (match := _RUN_IDS.fullmatch(argument)) is not None:
+            argument = f"{match[1]}=" + ",".join(f"'{each}'" for each in match[2].split(","))
+        found.append(argument)
+    return found
 
 
 def compose(stage: str, overrides: list[str]) -> DictConfig:
@@ -112,7 +125,13 @@ def to_settings(
 
 
 def refuse_in_multirun(settings: CalibrateSettings) -> None:
-    """Refuse a job of a multirun that trains on several devices, each of whose processes would run the whole grid."""
+    """Refuse a job of a multirun that trains on several devices, each of whose processes would run the whole grid, and
+    one that a W&B agent started, whose runs would all have one id.
+    """
+    if settings.logger.mode != "disabled" and by_agent():
+        raise KvxferError(
+            "-m under a W&B agent (WANDB_SWEEP_ID is set), whose trial is one job: leave out -m, or set logger=disabled"
+        )
     training = getattr(settings, "training", None)
     if training is not None and training.trainer.devices > 1:
         raise KvxferError(
@@ -165,8 +184,26 @@ def job_config(cfg: DictConfig) -> DictConfig:
     result = copy.deepcopy(cfg)
     with flag_override(result, ["struct", "readonly"], False):
         result.pop("hydra", None)
-    OmegaConf.resolve(result)
-    return result
+        values = OmegaConf.to_container(result, resolve=True)
+        if (literal := _literal(values)) == values:
+            OmegaConf.resolve(result)
+            return result
+        merged = OmegaConf.merge(result, literal)
+    return cast(DictConfig, merged)
+
+
+def _literal(value: Any) -> Any:
+    """A plain value as a config in which it stays what it is: ``${`` in a text is escaped."""
+    if isinstance(value, dict):
+        return {key: _literal(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_literal(each) for each in value]
+    return re.sub(r"(\\*)\$\{", lambda m: 2 * m[1] + r"\${", value) if isinstance(value, str) else value
+
+
+def quoted(text: str) -> str:
+    """A text as the value of an override, whatever is in it."""
+    return QuotedString(_literal(text), Quote.single).with_quotes()
 
 
 def stage_of(cfg: DictConfig) -> str | None:
@@ -190,7 +227,7 @@ def value_of(cfg: DictConfig, key: str, text: str) -> bool | int | float | str |
 def save_job(file: Path, label: str, cfg: DictConfig) -> None:
     """Keep the config of a sweep's job under its label."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    OmegaConf.save(OmegaConf.create({"job": label, "config": plain(cfg)}), file)
+    OmegaConf.save(OmegaConf.create(_literal({"job": label, "config": plain(cfg)})), file)
 
 
 def load_job(stage: str, file: Path) -> tuple[str, DictConfig]:

@@ -10,22 +10,21 @@ import csv
 import json
 import logging
 import math
-import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from kvxfer.errors import KvxferError
 from kvxfer.experiment.runs import Run
+from kvxfer.experiment.wandb_outside import MODES, by_agent, quieter
 from kvxfer.files import write_json
 
 logger = logging.getLogger("kvxfer")
 
-MODES = ("online", "offline", "disabled")  # ever quieter
 Status = Literal["finished", "failed"]
 
 
@@ -50,9 +49,16 @@ class LoggerSpec:
 
     @property
     def mode(self) -> str:
-        """``wandb``, or the environment's WANDB_MODE where that is quieter; it never sends a run online."""
-        asked = os.environ.get("WANDB_MODE")
-        return max(self.wandb, asked, key=MODES.index) if asked in MODES else self.wandb
+        """``wandb``, or what W&B was told outside where that is quieter."""
+        return quieter(self.wandb)
+
+    @property
+    def of_inputs(self) -> LoggerSpec:
+        """How runs are logged that another one makes first: under a W&B agent to files alone.
+
+        All W&B runs of an agent's process get one id, which is that of the run that was asked for.
+        """
+        return replace(self, wandb="disabled") if by_agent() else self
 
 
 class RunLogger:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shlex
 import sys
 import warnings
 from collections.abc import Sequence
 
-from hydra.errors import HydraException
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Quote, QuotedString
+from hydra.errors import HydraException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
 from kvxfer.errors import KvxferError
@@ -62,3 +65,20 @@ def wrong_option(arguments: Sequence[str], error: BaseException) -> str | None:
         if options and not set(value.split(",")) <= set(options):
             return f"{argument}: choose an option of {group!r}: {', '.join(options)}"
     return None
+
+
+def badly_quoted(error: BaseException) -> str | None:
+    """How to quote an override whose value Hydra's grammar does not take as it is (``~/x``, ``a=b``, ``/ä``)."""
+    if not isinstance(error, OverrideParseException):
+        return None
+    key, given, value = error.override.partition("=")
+    quoted = f"{key}={QuotedString(value, Quote.double).with_quotes()}"
+    try:
+        OverridesParser.create().parse_override(quoted)
+    except HydraException:  # it is not the value
+        return None
+    if not given:
+        return None
+    # The outer quotes are for the shell.
+    several = "; of several values quote each" if re.match(r"[\[{]|\w+\(|.*,", value) else ""
+    return f"{error.override}: Hydra can't read this value without quotes: write {shlex.quote(quoted)}{several}"

@@ -79,6 +79,10 @@ class TrainSettings(CalibrateSettings):
     build_missing: bool
     training: Training | None = field(default=None, kw_only=True)
 
+    def as_input(self) -> TrainSettings:
+        """The settings of what a run makes first because it is missing: never anew if it is there after all."""
+        return replace(self, force=False, logger=self.logger.of_inputs)
+
     def base(self) -> TrainSettings:
         """The settings of the closed-form base alone."""
         if self.training is None:
@@ -250,7 +254,7 @@ def _common(conf: Any, solver: Any | None = None) -> dict[str, Any]:
         "corpus": corpus,
         "calibration": built(CalibrationSpec, given, "calibration", **auto, selection_rows=rows),
         "logger": built(LoggerSpec, logger, "logger"),
-        "outputs": Path(conf.paths.outputs),
+        "outputs": Path(conf.paths.outputs).expanduser(),
         "force": conf.force,
         "verify": conf.verify,
     }

@@ -86,7 +86,7 @@ def unreadable(model: str, revision: str, key: str, what: str, error: Exception)
     return KvxferError(f"{key}.model: {what} of {model!r} can't be read ({first_line(error)}); {todo}")
 
 
-def first_line(error: Exception) -> str:
-    """What an error of a library says first; its type where it says nothing."""
-    said = str(error).strip()
-    return said.splitlines()[0] if said else type(error).__name__
+def first_line(error: BaseException) -> str:
+    """What an error of a library says first, in short; its type where it says nothing."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:160]

@@ -11,8 +11,9 @@ import torch
 from kvxfer.errors import KvxferError
 from kvxfer.models import rope
 from kvxfer.models.geometry import Geometry
+from kvxfer.models.hf.checks import check_tokenizer
 from kvxfer.models.hf.geometry import read_geometry
-from kvxfer.models.hf.load import load_config, load_model, load_tokenizer
+from kvxfer.models.hf.load import check_loadable, load_config, load_model, load_tokenizer
 from kvxfer.models.hf.model import LoadedModel
 from kvxfer.models.hf.published import published_geometry, random_model
 from kvxfer.models.hf.tokenizers import compare_tokenizers
@@ -126,18 +127,25 @@ def load_pair(spec: PairSpec) -> Pair:
     """
     if spec.random_weights:
         pair = random_pair(spec, spec.device)
-        for model in (pair.source, pair.target):
-            prove_rotary(model)
+        for each in (pair.source, pair.target):
+            prove_rotary(each)
         return pair
     models = dict(zip(spec.config_keys, spec.oriented(), strict=True))
     # What is said against them here is said again, and kept, when they are loaded.
     with remarks("transformers"):
-        geometries = [read_geometry(load_config(model, key), f"{key} {model.model}") for key, model in models.items()]
+        geometries, tokenizers = [], []
+        for key, model in models.items():
+            config = load_config(model, key)
+            geometries.append(read_geometry(config, f"{key} {model.model}"))
+            check_loadable(model, config, spec.dtype, spec.device, spec.attention, key)
         check_geometries(*geometries)
-        digest = compare_tokenizers(*(load_tokenizer(model, key) for key, model in models.items()))
+        for geometry, (key, model) in zip(geometries, models.items(), strict=True):
+            tokenizers.append(load_tokenizer(model, key))
+            check_tokenizer(tokenizers[-1], geometry.vocabulary, model, key)
+        digest = compare_tokenizers(*tokenizers)
     loaded = [load_model(model, spec.dtype, spec.device, spec.attention, key) for key, model in models.items()]
-    for model in loaded:
-        prove_rotary(model)
+    for each in loaded:
+        prove_rotary(each)
     return Pair(spec, loaded[0], loaded[1], digest)
 
 

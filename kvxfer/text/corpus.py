@@ -130,8 +130,12 @@ def toy_conversations(split: str, count: int, turns: int, tokens: int, seed: int
 
 def leading_bos(tokenizer: Any) -> list[int]:
     """``[bos]`` if the tokenizer itself begins every text with its BOS, else ``[]``."""
+    # Asked with a text: of the empty one, the EOS that a tokenizer may end texts with is the first token too, and it
+    # is the BOS wherever one token is both.
     bos = tokenizer.bos_token_id
-    return [bos] if bos is not None and tokenizer("")["input_ids"][:1] == [bos] else []
+    plain = tokenizer("a", add_special_tokens=False)["input_ids"]
+    begun = tokenizer("a")["input_ids"][: len(plain) + 1]
+    return [bos] if bos is not None and begun == [bos, *plain] else []
 
 
 def _toy_key(seed: int) -> str:

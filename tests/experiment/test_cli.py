@@ -175,6 +175,7 @@ WRONG = [
     ("train", ["solver.k=1.5"], "solver.k=1.5"),
     ("train", ["solver.selection=nope"], "solver.selection='nope'"),
     ("train", ["solver.selection_lam=-1"], "solver.selection_lam=-1"),
+    ("train", ["paths.outputs=~/x"], "without quotes: write 'paths.outputs=\"~/x\"'"),
     ("train", ["solver.k"], "Error parsing override 'solver.k'"),
     ("train", ["corpus.num_shards=2"], "corpus.num_shards=2: only calibrate.py shares rows"),
     ("evaluate", ["corpus.num_shards=2"], "corpus.num_shards=2: only calibrate.py shares rows"),

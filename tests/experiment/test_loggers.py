@@ -203,6 +203,9 @@ def test_the_process_is_left_as_it_was(tmp_path: Path) -> None:
         ("offline", "disabled", "disabled"),
         ("offline", "online", "offline"),
         ("disabled", "offline", "disabled"),
+        ("online", "dryrun", "offline"),
+        ("offline", "run", "offline"),
+        ("online", "Disabled", "disabled"),
     ],
 )
 def test_the_environment_only_makes_it_quieter(
@@ -211,6 +214,59 @@ def test_the_environment_only_makes_it_quieter(
     if environment is not None:
         monkeypatch.setenv("WANDB_MODE", environment)
     assert LoggerSpec(wandb=configured).mode == mode
+
+
+@pytest.mark.parametrize(
+    ("value", "mode"), [("true", "disabled"), ("1", "disabled"), ("false", "online"), ("", "online")]
+)
+def test_wandb_disabled_in_the_environment_switches_it_off(
+    value: str, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_DISABLED", value)
+    assert LoggerSpec(wandb="online").mode == mode
+
+
+def settings_file(folder: Path, mode: str) -> None:
+    folder.mkdir(parents=True)
+    (folder / "settings").write_text(f"[default]\nproject = 100 % mine\nmode = {mode}\n")
+
+
+def test_what_was_switched_off_in_a_folder_or_by_the_user_stays_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings_file(tmp_path / "home" / "CONFIG", "offline")
+    assert LoggerSpec(wandb="online").mode == "offline"
+    settings_file(tmp_path / "wandb", "disabled")  # as `wandb disabled` writes it: it wins over the user's
+    assert LoggerSpec(wandb="online").mode == "disabled"
+    monkeypatch.setenv("WANDB_MODE", "offline")  # W&B itself would let this win
+    assert LoggerSpec(wandb="online").mode == "disabled"
+    monkeypatch.delenv("WANDB_MODE")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path / "elsewhere"))
+    settings_file(tmp_path / "elsewhere" / ".wandb", "online")
+    assert LoggerSpec(wandb="offline").mode == "offline"
+    (tmp_path / "elsewhere" / ".wandb" / "settings").write_text("no settings at all")
+    assert LoggerSpec(wandb="online").mode == "offline"  # the user's
+
+
+def test_the_command_line_of_wandb_writes_the_file_that_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = wandb.Settings(root_dir=str(tmp_path)).read_system_settings()
+    files.set("mode", "disabled")
+    (tmp_path / "wandb").mkdir()
+    files.save()
+    assert LoggerSpec().mode == "disabled"
+
+
+@pytest.mark.parametrize("variable", ["WANDB_SWEEP_ID", "WANDB_LAUNCH"])
+def test_under_an_agent_what_is_made_first_is_logged_to_files_alone(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert LoggerSpec().of_inputs.mode == "offline"
+    monkeypatch.setenv(variable, "abcd1234")
+    assert (LoggerSpec().mode, LoggerSpec().of_inputs.mode) == ("offline", "disabled")
 
 
 @pytest.mark.parametrize(("mode", "resume"), [("online", "allow"), ("offline", None)])

@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 from small_corpora import Stream, hub_spec, install_hub, make_documents, text_spec, tokenizer_of, write, write_folder
+from tokenizers.processors import TemplateProcessing
 
 from kvxfer.errors import KvxferError
 from kvxfer.experiment.identity import identity
 from kvxfer.text import corpus
-from kvxfer.text.corpus import document_key, load_rows, split_of, toy_stories
+from kvxfer.text.corpus import document_key, leading_bos, load_rows, split_of, toy_stories
 from kvxfer.text.spec import SPLITS, CorpusSpec, RowCounts
 from kvxfer.toy.tokenizer import build_tokenizer
 
@@ -131,6 +132,16 @@ def test_bos_begins_every_row_if_the_tokenizer_adds_it(adds: bool, first: int | 
     assert rows.tokens.shape[1] == 16
     assert [0 in row for row in rows.tokens[:, 1:].tolist()] == [False] * len(rows)
     assert {row[0] == 0 for row in rows.tokens.tolist()} == {first == 0}
+
+
+@pytest.mark.parametrize(("template", "found"), [("$A </s>", []), ("</s> $A </s>", [1]), ("</s> $A", [1]), (None, [])])
+def test_an_end_of_text_is_no_begin_of_text_where_one_token_is_both(template: str | None, found: list[int]) -> None:
+    tokenizer = tokenizer_of(["a b"])
+    tokenizer.bos_token = tokenizer.eos_token
+    if template is not None:
+        processor = TemplateProcessing(single=template, special_tokens=[("</s>", 1)])
+        tokenizer.backend_tokenizer.post_processor = processor
+    assert leading_bos(tokenizer) == found
 
 
 def test_the_caller_may_ask_for_another_length_and_count(tmp_path: Path) -> None:

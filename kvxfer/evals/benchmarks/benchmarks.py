@@ -9,10 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from kvxfer.evals.benchmarks.requests import Condition, Handover
+from kvxfer.evals.benchmarks.rightness import check_rightness
 from kvxfer.evals.benchmarks.scores import check_measures, gather
 from kvxfer.evals.benchmarks.tasks import load_tasks, run_tasks, write_toy_tasks
 from kvxfer.evals.evaluation import Evaluation, Subject
 from kvxfer.evals.specs import TOY_TASKS, BenchmarksSpec, harness_version
+from kvxfer.maps.plan import Plan
+from kvxfer.models.pair import Pair
+from kvxfer.text.spec import CorpusSpec
 
 CONDITIONS: tuple[Condition, ...] = ("ceiling", "source", "mapped", "floor")
 
@@ -20,6 +24,11 @@ CONDITIONS: tuple[Condition, ...] = ("ceiling", "source", "mapped", "floor")
 @dataclass(frozen=True)
 class Benchmarks(BenchmarksSpec, Evaluation):
     """``eval=lm_eval``: what it measures."""
+
+    def check(self, pair: Pair, corpus: CorpusSpec, plan: Plan) -> None:
+        if published := [name for name in self.tasks if name not in TOY_TASKS]:
+            tasks = load_tasks(published, [] if self.folder is None else [self.folder], self.num_fewshot, self.seed)
+            check_rightness(tasks, self.limit)
 
     def measure(self, subject: Subject) -> dict[str, Any]:
         pair = subject.pair
@@ -29,6 +38,7 @@ class Benchmarks(BenchmarksSpec, Evaluation):
                 write_toy_tasks(Path(scratch), pair.tokenizer, subject.corpus.length)
                 folders.append(Path(scratch))
             tasks = load_tasks(self.tasks, folders, self.num_fewshot, self.seed)
+            check_rightness(tasks, self.limit)
 
             from kvxfer.evals.benchmarks.model import HarnessModel
 

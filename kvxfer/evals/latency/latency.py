@@ -20,8 +20,10 @@ from kvxfer.evals.specs import LatencySpec
 from kvxfer.handoff.transfer import STEPS, Transfer
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import MANIFEST, TENSORS, CacheMap
+from kvxfer.maps.plan import Plan
 from kvxfer.models.pair import Pair
 from kvxfer.progress import progress
+from kvxfer.text.spec import CorpusSpec
 
 _OF_SOURCE = ("export", "strip", "source")
 _FIXED = ("strip", "restore", "exact", "held_back", "first_decode", "source", "target")
@@ -134,13 +136,16 @@ LOADS = 3
 class Latency(LatencySpec, Evaluation):
     """``eval=latency``: what it measures."""
 
+    def check(self, pair: Pair, corpus: CorpusSpec, plan: Plan) -> None:
+        for length in self.lengths:
+            pair.check_length(length, "eval.lengths")
+            plan.mapped_span(length)
+
     def measure(self, subject: Subject) -> dict[str, Any]:
         _require_scalable(subject)
         pair, target = subject.pair, subject.pair.target
         lengths, batches = sorted(set(self.lengths)), sorted(set(self.batch_sizes))
-        for length in lengths:
-            pair.check_length(length, "eval.lengths")
-            subject.plan.mapped_span(length)
+        self.check(pair, subject.corpus, subject.plan)
         about = _machine(subject)
         outside = {}
         if self.vllm is not None:

@@ -33,10 +33,11 @@ def require_above_floor(seconds: float, floor: float, tokens: int, where: str) -
 
 def read_figures(path: str) -> dict[str, Any]:
     """The file's content, or an error that says what is wrong with it."""
-    if not Path(path).is_file():
+    file = Path(path).expanduser()
+    if not file.is_file():
         raise KvxferError(f"eval.vllm={path}: no such file; benchmarks/vllm_prefill.py writes it")
     try:
-        found = json.loads(Path(path).read_text())
+        found = json.loads(file.read_text())
         wrong = _wrong(found)
     except (OSError, ValueError) as error:
         wrong = str(error)

@@ -12,11 +12,11 @@ from kvxfer.errors import KvxferError
 from kvxfer.experiment.loggers import RunLogger, open_logger
 from kvxfer.experiment.pins import refuse_changed
 from kvxfer.experiment.runs import Run, open_run, run_id
-from kvxfer.experiment.settings import CalibrateSettings, TrainSettings
+from kvxfer.experiment.settings import CalibrateSettings
+from kvxfer.experiment.stages.dry_row import refuse_unfit, try_row
 from kvxfer.experiment.stages.random_map import refuse_random
 from kvxfer.files import read_json, write_json
 from kvxfer.fitting.closed import Splits
-from kvxfer.fitting.closed.selection import check_k
 from kvxfer.fitting.keeping import Kept, choose_kept
 from kvxfer.maps.blocks import RANDOM
 from kvxfer.models.pair import Pair, load_pair
@@ -88,13 +88,13 @@ def _run_pass(settings: CalibrateSettings, run: Run, out: RunLogger) -> PassStat
     pair = load_pair(settings.pinned)
     refuse_changed(settings.pair_identity, pair.describe())
     pair.check_length(corpus.length, "corpus.length")
-    if isinstance(settings, TrainSettings):
-        _refuse_unfittable(settings, pair)
+    refuse_unfit(settings, pair)
     rows = {split: load_rows(corpus, pair.tokenizer, split) for split in CALIBRATION_SPLITS}
     counts = {split: len(part) for split, part in rows.items()}
     plan = PassPlan(pair, spec, counts, corpus.length, corpus.skip_first)
     for line in plan.lines():
         log.info(line)
+    try_row(settings, pair, rows)
     kept = None
     if spec.keep_layers is not None:
         kept = _kept(pair, settings, run.work / KEPT)
@@ -119,16 +119,6 @@ def _run_pass(settings: CalibrateSettings, run: Run, out: RunLogger) -> PassStat
     write_json(run.work / REPORT, report)
     _log(out, report)
     return state
-
-
-def _refuse_unfittable(settings: TrainSettings, pair: Pair) -> None:
-    """Refuse what no map of this pair can be, before a long pass is made for it."""
-    solver: Any = settings.solver
-    if isinstance(solver.k, int) and solver.method != "all":
-        check_k(solver.k, settings.calibration.source_layers(pair.source.geometry.layers))
-    target = pair.target.geometry
-    # The ranks are not used here: too large a one is refused. What auto leaves out decides nothing.
-    solver.rank.ranks(solver.rank_width(target.kv_width, target.kv_heads))
 
 
 def _kept(pair: Pair, settings: CalibrateSettings, path: Path) -> Kept:

@@ -10,6 +10,7 @@ from kvxfer.experiment.loggers import RunLogger
 from kvxfer.experiment.settings import EvaluateSettings, dials
 from kvxfer.maps.artifact import MANIFEST, TENSORS, CacheMap
 from kvxfer.models.pair import Pair
+from kvxfer.report.kinds import REPORTS
 
 COSTS = ("parameters", "flops_per_token", "bytes_read_per_token", "bytes_written_per_token")
 
@@ -37,6 +38,12 @@ def describe_map(cache_map: CacheMap, directory: Path, pair: Pair, prompt: int) 
         **{cost: getattr(cache_map, cost) for cost in ("bytes", *COSTS)},
         "share_of_prefill_flops": cache_map.flops_per_token / pair.target.geometry.prefill_flops(prompt),
     }
+
+
+def logged_metrics(results: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers of results.json as they are logged, by name."""
+    report = REPORTS[results["kind"]]
+    return {f"{report.logged}/{key}": value for key, value in report.metrics(results["data"]).items()}
 
 
 def log_map(

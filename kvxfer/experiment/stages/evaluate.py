@@ -19,7 +19,7 @@ from kvxfer.experiment.loggers import RunLogger, open_logger
 from kvxfer.experiment.pins import refuse_changed
 from kvxfer.experiment.runs import Run, environment, open_run, run_seconds
 from kvxfer.experiment.settings import EvaluateSettings
-from kvxfer.experiment.stages.describing import columns, describe_map
+from kvxfer.experiment.stages.describing import columns, describe_map, logged_metrics
 from kvxfer.experiment.stages.full import full
 from kvxfer.experiment.stages.random_map import refuse_random
 from kvxfer.experiment.stages.train import find_map, find_reverse
@@ -192,7 +192,7 @@ def _evidence(results: dict[str, Any]) -> dict[str, Any]:
 
 def _log(out: RunLogger, results: dict[str, Any], work: Path) -> None:
     report = REPORTS[results["kind"]]
-    out.metrics({f"{report.logged}/{key}": value for key, value in report.metrics(results["data"]).items()})
+    out.metrics(logged_metrics(results))
     for name, table in report.logged_tables(results["data"]).items():
         out.table(name, table.columns, table.rows)
     for figure in sorted(work.rglob("*.png")):

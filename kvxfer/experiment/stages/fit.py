@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +61,7 @@ def fitted_id(settings: TrainSettings) -> str:
 
 def named_map(outputs: Path, name: str, key: str) -> Path:
     """The directory of a map that a setting names: by its folder, or by the id of a train run."""
-    for path in (Path(name), outputs / "train" / name):
+    for path in (Path(name).expanduser(), outputs / "train" / name):
         if path.is_dir():
             return path
     raise KvxferError(f"{key}={name} is no directory and no run in {outputs / 'train'}")
@@ -79,7 +78,7 @@ def find_calibration(settings: TrainSettings) -> Path:
             f"{settings.calibration.overrides}, or set build_missing=true"
         )
     log.info("calibration %s is missing and is made first", path.name)
-    return calibrate(replace(settings, force=False))
+    return calibrate(settings.as_input())
 
 
 def _fit(settings: TrainSettings, run: Run, moments: Path, out: RunLogger) -> None:

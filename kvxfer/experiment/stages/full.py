@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from kvxfer.evals.specs import FullSpec
 from kvxfer.experiment.loggers import open_logger
 from kvxfer.experiment.runs import Run, environment, open_run
 from kvxfer.experiment.settings import EvaluateSettings
-from kvxfer.experiment.stages.describing import columns
+from kvxfer.experiment.stages.describing import columns, logged_metrics
 from kvxfer.files import RECORD, file_sha256, read_json
 from kvxfer.maps.artifact import CacheMap
 from kvxfer.report.document import PAGE, RESULTS, written
@@ -34,7 +35,7 @@ def _part(
         if isinstance(settings, NotApplicable):
             raise settings
         log.info("part %s", name)
-        folder = measure(settings)[-1].parent
+        folder = measure(replace(settings, logger=settings.logger.of_inputs))[-1].parent
         seconds = float(read_json(folder / RECORD)["seconds"])
         return measured(name, read_json(folder / RESULTS), seconds), folder
     except NotApplicable as reason:
@@ -73,8 +74,9 @@ def full(
     with open_run(settings.outputs, "evaluate", config, inputs, settings.force) as run:
         if not run.done:
             results = _results(run, parts, together, inputs)
-            # The parts have logged their numbers themselves.
+            # The parts have logged their numbers themselves, unless a W&B agent left this run alone to log.
             with open_logger(settings.logger, run, columns(settings, cache_map)) as out:
+                out.metrics(logged_metrics(decisive(parts, together)["results"]))
                 write(results, run.work, folders)
                 for figure in sorted((run.work / "figures").glob("*.png")):
                     out.figure(figure.stem, figure)

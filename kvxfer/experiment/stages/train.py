@@ -44,7 +44,7 @@ def find_map(settings: EvaluateSettings, key: str = "map") -> Path:
     if not settings.build_missing:
         raise KvxferError(f"no {said} in {home}: run train.py with these settings, or set build_missing=true")
     log.info("%s is missing and is made first", "the map" if identifier is None else said)
-    return train(replace(settings, force=False))
+    return train(settings.as_input())
 
 
 def find_reverse(settings: EvaluateSettings, spec: Evaluation) -> Path | None:

@@ -98,7 +98,7 @@ def _fit_base(settings: TrainSettings) -> Path:
             f"solver={base.solver.name}, or set build_missing=true"
         )
     log.info("the base map %s is missing and is fitted first", fitted_id(base))
-    return fit_map(replace(base, force=False))
+    return fit_map(base.as_input())
 
 
 def _checked(settings: TrainSettings, directory: Path) -> Base:

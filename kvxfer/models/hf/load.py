@@ -18,6 +18,7 @@ from transformers.utils import cached_file
 
 from kvxfer.errors import KvxferError
 from kvxfer.models.files import PACKAGED, model_files
+from kvxfer.models.hf.checks import check_attention, check_quantised, tokenizer_advice
 from kvxfer.models.hf.complete import refuse_incomplete
 from kvxfer.models.hf.geometry import read_geometry
 from kvxfer.models.hf.model import LoadedModel
@@ -30,7 +31,6 @@ from kvxfer.models.spec import ModelSpec, content_digest
 log = logging.getLogger("kvxfer")
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-ATTENTION = ("sdpa", "eager", "flash_attention_2", "flash_attention_3")
 # Weights below this size load in a moment: no progress bar.
 SMALL_BYTES = 256 * 2**20
 
@@ -49,6 +49,18 @@ def load_config(spec: ModelSpec, key: str) -> PreTrainedConfig:
 def load_tokenizer(spec: ModelSpec, key: str) -> Any:
     """The model's tokenizer; ``key`` names the setting in errors."""
     return _read(spec, key, "tokenizer", lambda where, rest: AutoTokenizer.from_pretrained(where, **rest))
+
+
+def check_loadable(
+    spec: ModelSpec, config: PreTrainedConfig, dtype: str, device: str, attention: str, key: str
+) -> None:
+    """Refuse what would only show once weights are read: settings, packages and hardware that are not there."""
+    if dtype not in DTYPES:
+        raise KvxferError(f"pair.dtype: {dtype!r} is not supported; use one of {', '.join(DTYPES)}")
+    place = resolve_device(device)
+    name = f"{key}.model {spec.model}"
+    check_quantised(config, name)
+    check_attention(config, attention, dtype, place, name)
 
 
 def _located(spec: ModelSpec, key: str) -> ModelSpec:
@@ -70,21 +82,20 @@ def load_model(spec: ModelSpec, dtype: str, device: str, attention: str, key: st
     Of a vision-language checkpoint only the language model is kept. Raises KvxferError for an unknown dtype, device or
     attention, an unreadable checkpoint, or a geometry that is not supported.
     """
-    place, number = resolve_device(device), _one_of(dtype, DTYPES, "pair.dtype")
-    _one_of(attention, dict.fromkeys(ATTENTION), "pair.attention")
     revision = resolved_revision(spec, key)
     with remarks("transformers") as said:
         config = load_config(spec, key)
+        check_loadable(spec, config, dtype, device, attention, key)
         geometry = read_geometry(config, f"{key} {spec.model}")
         tokenizer = load_tokenizer(spec, key)
         alone = config.get_text_config(decoder=True) is config
         kind = AutoModelForCausalLM if alone else AutoModelForImageTextToText
-        whole = _weights(spec, key, kind, {"dtype": number, "attn_implementation": attention})
+        whole = _weights(spec, key, kind, {"dtype": DTYPES[dtype], "attn_implementation": attention})
     lm = whole if alone else _language_model(whole, f"{key} {spec.model}")
     prune_model(lm, spec.drop_layers, key)
     if resolved_revision(spec, key) != revision:
         raise KvxferError(f"{key}.model: the files of {spec.model!r} changed while they were loaded; try again")
-    found = LoadedModel(lm.to(place), tokenizer, geometry, spec.model, revision, spec.drop_layers)
+    found = LoadedModel(lm.to(resolve_device(device)), tokenizer, geometry, spec.model, revision, spec.drop_layers)
     found.remarks = tuple(said)
     for remark in said:
         log.warning("%s %s: %s", key, spec.model, remark)
@@ -146,12 +157,6 @@ def _language_model(whole: Any, name: str) -> Any:
     return lm
 
 
-def _one_of(value: str, choices: dict[str, Any], key: str) -> Any:
-    if value not in choices:
-        raise KvxferError(f"{key}: {value!r} is not supported; use one of {', '.join(choices)}")
-    return choices[value]
-
-
 def _read(spec: ModelSpec, key: str, what: str, load: Callable[[str, dict[str, Any]], Any]) -> Any:
     """Load one part of a checkpoint; whatever the library says against it becomes one line."""
     located = _located(spec, key)
@@ -160,9 +165,12 @@ def _read(spec: ModelSpec, key: str, what: str, load: Callable[[str, dict[str, A
     try:
         return load(where, {**rest, "trust_remote_code": False})
     except Exception as error:  # the library and its file readers raise almost any type for a bad checkpoint
-        if located.folder is None:
+        if located.folder is None and not isinstance(error, ImportError):
             raise unreadable(spec.model, spec.revision, key, what, error) from error
+        if isinstance(error, ImportError):
+            advice = "install what that names"
+        else:
+            advice = tokenizer_advice(spec) if what == "tokenizer" else "save the model again, or give another folder"
         raise KvxferError(
-            f"{key}.model: {what} of {spec.model!r} can't be read ({first_line(error)}); save the model again, or give "
-            "another folder"
+            f"{key}.model: {what} of {spec.model!r} can't be read ({first_line(error)}); {advice}"
         ) from error

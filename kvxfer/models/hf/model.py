@@ -11,17 +11,31 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn.functional import linear, scaled_dot_product_attention
 from transformers import DynamicCache
 
 from kvxfer.errors import KvxferError
 from kvxfer.models.geometry import Geometry
 from kvxfer.models.hf.cache import build_cache, cache_keyword, read_cache
-from kvxfer.models.hf.observing import Followed, Observed, captured_outputs, captured_queries, output_projections
+from kvxfer.models.hf.observing import (
+    TRAINED_INSTEAD,
+    Followed,
+    Observed,
+    attentions,
+    captured_outputs,
+    captured_queries,
+    layers_of,
+    output_projections,
+)
 from kvxfer.models.hf.rotary import cos_sin, find_rotary
 from kvxfer.models.kv import KV, LayerTensors
 
 Ids = Int[Tensor, "batch tokens"]
+
+WITHOUT_QUERIES = "calibration.metrics=false, calibration.weights=none and calibration.probe_rows=0"
+SOFTMAX_TOKENS = 32
+SOFTMAX_TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 5e-2}
+"""Share of an attention's output that rounding may change."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +129,7 @@ class LoadedModel:
     @contextmanager
     def without_layers(self, but: int = 0) -> Iterator[None]:
         """Embedding, final norm and vocabulary projection with so many first layers: without, what any depth costs."""
-        layers = self.body.layers
+        layers = layers_of(self.body, self.name)
         self.body.layers = layers[:but]
         try:
             yield
@@ -191,7 +205,7 @@ class LoadedModel:
         cache = self._cache(None)
         with captured_queries(self.body) as found:
             self._forward(self.body, ids, cache)
-        return read_cache(cache, self.name), self._by_layer(found)
+        return read_cache(cache, self.name), self._by_layer(found, "queries", WITHOUT_QUERIES)
 
     @torch.inference_mode()
     def observe(self, ids: Ids, logits: bool = True) -> Observed:
@@ -200,13 +214,14 @@ class LoadedModel:
         with captured_queries(self.body) as queries, captured_outputs(self.body, self.name) as outputs:
             found = self._forward(self.lm if logits else self.body, ids, cache)
         own = read_cache(cache, self.name)
-        return Observed(own, self._by_layer(queries), self._by_layer(outputs), found.logits if logits else None)
+        seen = self._by_layer(queries, "queries", TRAINED_INSTEAD), self._by_layer(outputs, "output", TRAINED_INSTEAD)
+        return Observed(own, *seen, found.logits if logits else None)
 
     def follow(self, ids: Ids, past: KV) -> Followed:
         """What the model makes of ``ids`` after ``past``, with gradients to ``past`` where they are on."""
         with captured_outputs(self.body, self.name) as outputs:
             logits = self._forward(self.lm, ids, self._cache(past)).logits
-        return Followed(logits.float(), self._by_layer(outputs))
+        return Followed(logits.float(), self._by_layer(outputs, "output", TRAINED_INSTEAD))
 
     def softmax_scales(self, instead: str = "calibration.weights=none") -> list[float]:
         """What each layer multiplies products of queries and keys with before the softmax.
@@ -218,15 +233,40 @@ class LoadedModel:
             KvxferError: a layer's attention is more than a softmax of these products.
         """
         found = []
-        for number, layer in enumerate(self.body.layers):
+        for number, attention in enumerate(attentions(self.body, self.name, instead)):
             for extra in ("attn_logit_softcapping", "sinks"):
-                if getattr(layer.self_attn, extra, None) is not None:
+                if getattr(attention, extra, None) is not None:
                     raise KvxferError(
                         f"{self.name}: layer {number}'s attention has {extra}, which kvxfer does not compute; set "
                         f"{instead}"
                     )
-            found.append(float(getattr(layer.self_attn, "scaling", self.geometry.head_dim**-0.5)))
+            found.append(float(getattr(attention, "scaling", self.geometry.head_dim**-0.5)))
         return found
+
+    @torch.inference_mode()
+    def check_softmax(self, instead: str) -> None:
+        """Refuse a model whose attention is not the softmax that is computed of its queries, keys and values here.
+
+        Args:
+            instead: the setting that does without, for the error.
+        """
+        # Any tokens tell it, as far as a sliding window reaches.
+        tokens = min(SOFTMAX_TOKENS, self.geometry.window or SOFTMAX_TOKENS)
+        ids = torch.arange(tokens)[None] % self.geometry.vocabulary
+        self.output_projections(instead)
+        seen, scales = self.observe(ids, logits=False), self.softmax_scales(instead)
+        for layer, (query, output, scale) in enumerate(zip(seen.queries, seen.attention, scales, strict=True)):
+            key, value = (kept[layer].float() for kept in (seen.kv.keys, seen.kv.values))
+            heads = scaled_dot_product_attention(
+                query.float(), key, value, is_causal=True, scale=scale, enable_gqa=True
+            )
+            own = self.project(layer, heads.transpose(1, 2).flatten(2))
+            off = float((own - output.float()).norm() / output.float().norm().clamp_min(1e-30))
+            if not off <= SOFTMAX_TOLERANCE[self.dtype]:
+                raise KvxferError(
+                    f"{self.name}: layer {layer}'s attention is more than a softmax of queries and keys over values "
+                    f"({off:.2g} of its output differs), which kvxfer does not compute; set {instead}"
+                )
 
     @torch.inference_mode()
     def embeddings(self, ids: Ids) -> Float[Tensor, "batch tokens hidden"]:
@@ -241,13 +281,17 @@ class LoadedModel:
             self._forward(self.body, ids, cache)
         return KV([cache.layers[0].keys], [cache.layers[0].values])
 
+    def output_projections(self, instead: str) -> list[Any]:
+        """Each layer's output projection; ``instead`` is the setting that does without, for the error."""
+        return output_projections(self.body, self.name, instead)
+
     def output_grams(self) -> Float[Tensor, "layers kv_heads dim dim"]:
         """Gram of each layer's output projection, summed over the query heads that share a KV head, float32.
 
         What an error of a value does to the attention's output is the error times its head's columns of W_O.
         """
         grams = []
-        for projection in output_projections(self.body, self.name, "calibration.metrics=false"):
+        for projection in self.output_projections("calibration.metrics=false"):
             heads = projection.weight.float().T.unflatten(0, (self.geometry.heads, self.geometry.head_dim))
             by_head = heads @ heads.mT
             grams.append(by_head.unflatten(0, (self.geometry.kv_heads, -1)).sum(1))
@@ -261,18 +305,30 @@ class LoadedModel:
         Args:
             instead: the setting that does without attention's outputs, for the error.
         """
-        projections = output_projections(self.body, self.name, instead)
+        projections = self.output_projections(instead)
         return [(each.weight, scale) for each, scale in zip(projections, self.softmax_scales(instead), strict=True)]
 
     def project(
         self, layer: int, heads: Float[Tensor, "batch tokens heads_dim"]
     ) -> Float[Tensor, "batch tokens hidden"]:
         """A layer's attention output, float32, of its heads' outputs side by side: W_O with its bias."""
-        projection = self.body.layers[layer].self_attn.o_proj
+        projection: Any = self.body.layers[layer].self_attn.o_proj
         bias = None if projection.bias is None else projection.bias.float()
         return linear(heads.float(), projection.weight.float(), bias)
 
-    def _by_layer(self, found: dict[int, Tensor]) -> list[Tensor]:
+    def check_ids(self, ids: Ids) -> None:
+        """Refuse a token that the model has no embedding of."""
+        vocabulary = self.geometry.vocabulary
+        if ids.numel() and (worst := int(ids.max())) >= vocabulary:
+            raise KvxferError(
+                f"{self.name}: the text has token {worst} ({self.tokenizer.convert_ids_to_tokens(worst)!r}) and the "
+                f"model embeds {vocabulary} (vocab_size); take it out of the text, or resize the model's embedding"
+            )
+
+    def _by_layer(self, found: dict[int, Tensor], what: str, instead: str) -> list[Tensor]:
+        missing = [layer for layer in range(self.geometry.layers) if layer not in found]
+        if missing:
+            raise KvxferError(f"{self.name}: layer {missing[0]}'s attention does not show its {what}; set {instead}")
         return [found[layer] for layer in range(self.geometry.layers)]
 
     def _cache(self, past: KV | None) -> DynamicCache:
@@ -285,6 +341,8 @@ class LoadedModel:
     def _forward(self, module: Any, ids: Ids, cache: DynamicCache, **options: Any) -> Any:
         """One forward with positions and mask spelt out; it extends ``cache``."""
         batch, new = ids.shape
+        if ids.device.type == "cpu":  # elsewhere looking would hold up the device
+            self.check_ids(ids)
         start = cache.get_seq_length()
         positions = torch.arange(start, start + new, device=self.device).expand(batch, new)
         mask = torch.ones(batch, start + new, dtype=torch.long, device=self.device)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -53,28 +53,47 @@ class Followed:
 def captured_outputs(body: Any, name: str) -> Iterator[dict[int, Tensor]]:
     """Inside the block, a forward of ``body`` leaves what each layer's o_proj gives in the dictionary, by layer."""
     found: dict[int, Tensor] = {}
-    output_projections(body, name, TRAINED_INSTEAD)
     hooks = []
     try:
-        for number, layer in enumerate(body.layers):
+        for number, projection in enumerate(output_projections(body, name, TRAINED_INSTEAD)):
 
             def keep(module: Any, inputs: Any, output: Tensor, number: int = number) -> None:
                 found[number] = output
 
-            hooks.append(layer.self_attn.o_proj.register_forward_hook(keep))
+            hooks.append(projection.register_forward_hook(keep))
         yield found
     finally:
         for hook in hooks:
             hook.remove()
 
 
+def layers_of(body: Any, name: str) -> nn.ModuleList:
+    """A decoder's list of layers, which not every class keeps under this name."""
+    if not isinstance(found := getattr(body, "layers", None), nn.ModuleList):
+        raise KvxferError(f"{name}: {type(body).__name__} keeps no list of layers, which this needs; unsupported")
+    return found
+
+
+def attentions(body: Any, name: str, instead: str) -> list[Any]:
+    """Each layer's attention module; ``instead`` is the setting that does without, for the error."""
+    layers = getattr(body, "layers", None) or ()
+    found = [getattr(layer, "self_attn", None) for layer in layers]
+    if not found or None in found:
+        missing = f"layer {found.index(None)} has" if found else "layers have"
+        raise KvxferError(f"{name}: {missing} no self_attn, whose output could be looked at; set {instead}")
+    return found
+
+
 def output_projections(body: Any, name: str, instead: str) -> list[Any]:
-    """Each layer's o_proj; ``instead`` is the setting that does without, for the error."""
+    """Each layer's o_proj, a plain matrix; ``instead`` is the setting that does without, for the error."""
     found = []
-    for number, layer in enumerate(body.layers):
-        projection = getattr(layer.self_attn, "o_proj", None)
+    for number, attention in enumerate(attentions(body, name, instead)):
+        projection = getattr(attention, "o_proj", None)
+        weight = getattr(projection, "weight", None)
         if projection is None:
             raise KvxferError(f"{name}: layer {number} has no o_proj to weigh values by; set {instead}")
+        if weight is None or weight.dim() != 2 or not weight.is_floating_point():
+            raise KvxferError(f"{name}: layer {number}'s o_proj is no plain matrix (quantised?); set {instead}")
         found.append(projection)
     return found
 

@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 
 from kvxfer.errors import KvxferError
 from kvxfer.models.geometry import Geometry
+from kvxfer.models.hf.checks import check_attention
 from kvxfer.models.hf.geometry import read_geometry
 from kvxfer.models.hf.load import DTYPES, resolve_device
 from kvxfer.models.hf.model import LoadedModel
@@ -118,6 +119,7 @@ def random_model(
         raise KvxferError(f"pair.dtype: {dtype!r} is not supported; use one of {', '.join(DTYPES)}")
     place = torch.device("meta") if device == "meta" else resolve_device(device)
     config = published_config(name, layers, key)
+    check_attention(config, attention, dtype, place, f"{key} {name}")
     devices = [place] if place.type == "cuda" else []
     try:
         with torch.random.fork_rng(devices=devices), torch.device(place):

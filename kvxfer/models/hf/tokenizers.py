@@ -25,7 +25,7 @@ def compare_tokenizers(source: Any, target: Any) -> str:
     KvxferError naming the first difference.
     """
     ours, theirs = _plain_entries(source), _plain_entries(target)
-    special = _special_ids(source) | _special_ids(target)
+    special = special_ids(source) | special_ids(target)
     for entry in sorted((ours.keys() | theirs.keys()) - special):
         if ours.get(entry) != theirs.get(entry):
             raise _differ(f"vocabulary entry {entry}", ours.get(entry), theirs.get(entry))
@@ -48,7 +48,8 @@ def _plain_entries(tokenizer: Any) -> dict[int, str]:
     return {index: token for token, index in tokenizer.get_vocab().items()}
 
 
-def _special_ids(tokenizer: Any) -> set[int]:
+def special_ids(tokenizer: Any) -> set[int]:
+    """The ids that plain text does not give."""
     try:
         added = tokenizer.added_tokens_decoder
     except (AttributeError, NotImplementedError):  # not every backend keeps such a list

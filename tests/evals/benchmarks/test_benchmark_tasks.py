@@ -59,6 +59,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     task("surprise", output_type="loglikelihood", metric_list=likelihoods[:1])
     task("translated", **written("bleu", "bleu", 3))
     task("long", **written("exact_match", "mean", 100_000))
+    choices = {"output_type": "multiple_choice", "doc_to_choice": ["hot tea", "milk"]}
+    task("rightful", **choices, doc_to_target="{{said}}", metric_list=likelihoods[1:])
+    task("numbered", **choices, doc_to_target=1, metric_list=likelihoods[1:])
+    task("spaced", **choices, metric_list=likelihoods[1:])  # ' hot tea' is not 'hot tea'
+    later = "{{ 0 if 'garden' in asked else 5 }}"  # the harness itself looks at the first sample alone
+    task("later", **choices, doc_to_target=later, metric_list=likelihoods[1:])
+    task("negative", **choices, doc_to_target=-1, metric_list=likelihoods[1:])
+    task("several", **choices, doc_to_target=[0, 7], metric_list=likelihoods[1:])
+    task("nonsense", **written("nonsense", "mean", 3))
     task("broken", data="broken.jsonl", **written("exact_match", "mean", 3))
     task("missing", data="nowhere.jsonl", **written("exact_match", "mean", 3))
     return folder
@@ -110,6 +119,24 @@ def test_what_can_not_be_compared_is_told_before_anything_else_is_asked(folder, 
     with pytest.raises(KvxferError, match=said):
         Benchmarks("lm_eval", tasks=names, include_path=str(folder)).measure(subject)
     assert limits == [1]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("spaced", r"right answer of sample 0 of spaced is ' hot tea', none of its 2 choices"),
+        ("later", r"right answer of sample 1 of later is 5, none of its 2 choices"),
+        ("negative", r"right answer of sample 0 of negative is -1, none of its 2"),
+        ("several", r"right answer of sample 0 of several is 7, none of its 2"),
+        ("nonsense", r"nonsense is scored by nonsense, a metric that lm-evaluation-harness .* does not know"),
+    ],
+)
+def test_a_task_that_nothing_can_answer_rightly_is_refused_before_there_is_a_map(folder, subject, name, said):
+    asked = Benchmarks("lm_eval", tasks=("rightful", "numbered", "continuation", name), include_path=str(folder))
+    with pytest.raises(KvxferError, match=said):
+        asked.check(subject.pair, subject.corpus, subject.plan)
+    with pytest.raises(KvxferError, match=said):
+        asked.measure(subject)
 
 
 @pytest.mark.parametrize(
