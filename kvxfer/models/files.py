@@ -39,7 +39,8 @@ def folder_digest(folder: Path) -> str:
     Of a weight file over 64 MiB the content is its first MiB and 64 evenly spaced samples of 64 KiB.
     """
     named = {"config.json", *TOKENIZER_FILES}
-    files = sorted(path for path in folder.iterdir() if path.name in named or path.suffix in WEIGHTS)
+    found = sorted(folder.iterdir())
+    files = [path for path in found if path.name in named or (path.suffix in WEIGHTS and not path.is_dir())]
     digest = hashlib.sha256()
     for path in files:
         digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from kvxfer.errors import KvxferError
+from kvxfer.errors import KvxferError, files_of
 from kvxfer.models.files import PACKAGED, folder_digest, packaged_digest
 
 
@@ -38,9 +38,12 @@ def check_exists(spec: ModelSpec, key: str) -> None:
     looks_local = spec.model.startswith(("/", "./", "../", "~")) or spec.model.count("/") > 1
     if spec.model in PACKAGED:
         return
-    if spec.folder is None and looks_local:
+    with files_of(f"{key}.model", Path(spec.model).expanduser()):
+        folder = spec.folder
+        saved = folder is not None and (folder / "config.json").is_file()
+    if folder is None and looks_local:
         raise KvxferError(f"{key}.model: no folder {spec.model!r}; give a hub id or the folder of a saved model")
-    if spec.folder is not None and not (spec.folder / "config.json").is_file():
+    if folder is not None and not saved:
         raise KvxferError(f"{key}.model: folder {spec.model!r} has no config.json; give the folder of a saved model")
 
 
@@ -49,7 +52,10 @@ def content_digest(spec: ModelSpec, key: str) -> str | None:
     check_exists(spec, key)
     if spec.model in PACKAGED:
         return packaged_digest(spec.model, key)
-    return None if spec.folder is None else folder_digest(spec.folder)
+    if (folder := spec.folder) is None:
+        return None
+    with files_of(f"{key}.model", folder):
+        return folder_digest(folder)
 
 
 def _what(place: int) -> dict[str, Any]:

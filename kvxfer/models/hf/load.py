@@ -71,7 +71,7 @@ def load_model(spec: ModelSpec, dtype: str, device: str, attention: str, key: st
     kind = AutoModelForCausalLM if alone else AutoModelForImageTextToText
     options = {"dtype": number, "attn_implementation": attention}
     folder = located.folder
-    small = folder is not None and sum(file.stat().st_size for file in folder.iterdir()) < SMALL_BYTES
+    small = folder is not None and sum(file.stat().st_size for file in folder.iterdir() if file.is_file()) < SMALL_BYTES
     with no_bars() if small else nullcontext():
         whole = _read(pinned, key, "weights", lambda at, rest: kind.from_pretrained(at, **options, **rest))
     lm = whole if alone else _language_model(whole, f"{key} {spec.model}")
