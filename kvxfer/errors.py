@@ -62,7 +62,8 @@ class _Said:
 
     @property
     def of_a_written_file(self) -> bool:
-        return not self.network and (self.number in _FULL_OR_BROKEN or any(word in self.words for word in _TORCH))
+        named = any(word in self.words for word in (*_TORCH, "(os error "))
+        return not self.network and (named or self.number in _FULL_OR_BROKEN)
 
 
 def file_error(error: BaseException, place: Path | None = None) -> KvxferError | None:

@@ -192,7 +192,11 @@ def finished(path: Path) -> bool:
 
 
 def damage(path: Path) -> str | None:
-    """What is wrong with the files of a complete run, if anything is."""
+    """What is wrong with the files of a complete run, if anything is.
+
+    Raises:
+        KvxferError, OSError: they can't be read, which says nothing about what they hold.
+    """
     try:
         record = read_json(path / RECORD)
         for name, digest in record.get("files", {}).items():
@@ -203,6 +207,8 @@ def damage(path: Path) -> str | None:
             if _digest_of(file, about.st_ino, about.st_size, about.st_mtime_ns) != digest:
                 return f"{name} is not as it was written"
     except (KvxferError, AttributeError) as error:
+        if isinstance(error.__cause__, OSError):
+            raise
         return str(error)
     return None
 
