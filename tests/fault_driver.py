@@ -147,7 +147,9 @@ def try_stage(
         if code == 1 and len(text.strip().splitlines()[-1].split("error: ")) != 2:
             wrong.append(f"no line of ours: {text[-500:]}")
         # What begins anew does so from any state: each is tried where there is time for it.
-        goes_on = seen is None or stage.resumes or n in (tried[0][0], tried[-1][0])
+        # Of what goes on, a file that can't be opened leaves less behind than one that can't be written.
+        goes_on = seen is None or n in (tried[0][0], tried[-1][0])
+        goes_on |= stage.resumes and calls[n - 1].split()[0] not in ("open", "create")
         if code == 1 and not goes_on:
             pass
         elif in_child(lambda: stage.run(outputs), said):
