@@ -15,7 +15,7 @@ from hydra.core.utils import JobReturn
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-from kvxfer.errors import KvxferError
+from kvxfer.errors import KvxferError, files_of
 from kvxfer.experiment.config import (
     job_config,
     plain,
@@ -28,7 +28,8 @@ from kvxfer.experiment.config import (
 )
 from kvxfer.experiment.messages import one_line, wrong_option
 from kvxfer.experiment.sweeps.composing import Composer
-from kvxfer.experiment.sweeps.jobs import Job, job_file, sweep_id
+from kvxfer.experiment.sweeps.jobs import Job, Outcome, job_file, sweep_id
+from kvxfer.experiment.sweeps.launching import run_all
 from kvxfer.experiment.sweeps.skipping import read_skip, without_skipped
 
 log = logging.getLogger("kvxfer")
@@ -65,19 +66,18 @@ class GridSweeper(BasicSweeper):
         jobs = self._composed([overrides for batch in batches for overrides in batch])
         identifier = sweep_id(self.stage, [plain(job.config) for job in jobs])
         home = Path(self.base.hydra.sweep.dir).expanduser() / identifier
-        try:
+        with files_of("paths.outputs", home):
             for job in jobs:
                 save_job(job_file(home, job.number), job.label, job.config)
-        except OSError as error:
-            raise KvxferError(f"cannot write to {home} (paths.outputs): {error.strerror}") from error
         swept = ", ".join(jobs[0].values) or "nothing"
         log.info("sweep %s: %d jobs over %s, all of them valid", identifier, len(jobs), swept)
         place = f"hydra.sweep.dir={quoted(str(home))}"
         returns: list[Sequence[JobReturn]] = []
+        outcomes: list[Outcome] = []
         for batch in batches:
-            done = sum(map(len, returns))
-            returns.append(self.launcher.launch([[*job, place] for job in batch], initial_job_idx=done))
-        outcomes = [result.return_value for batch in returns for result in batch]
+            ended = run_all(self.launcher.launch, [[*job, place] for job in batch], len(outcomes), home)
+            returns.append([said for said, _ in ended if said is not None])
+            outcomes += [outcome for _, outcome in ended]
         # matplotlib and rich are needed at the end only.
         from kvxfer.experiment.sweeps.summary import summarise
 

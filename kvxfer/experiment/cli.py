@@ -6,6 +6,8 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from kvxfer.report.console import say
+
 COMMANDS = {
     "calibrate": ("kvxfer.experiment.command", "collect the moments of a pair"),
     "train": ("kvxfer.experiment.command", "fit or train a map from moments"),
@@ -20,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The console script; exits with 1 and one line on a mistake."""
     name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if name in ("-h", "--help"):
-        print(_help())
+        say(_help())
     elif name not in COMMANDS:
         sys.exit(f"error: {name!r} is no command of kvxfer; there are {', '.join(COMMANDS)}")
     else:

@@ -19,11 +19,12 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from kvxfer.errors import KvxferError
 from kvxfer.experiment.config import compose, config_directory, load_job, register, spelled_out, to_settings
 from kvxfer.experiment.messages import badly_quoted, one_line, set_up_logging, well_told, wrong_option
 from kvxfer.experiment.sweeps.jobs import Outcome, job_file
+from kvxfer.experiment.sweeps.launching import tell
 from kvxfer.maps.blocks import DEMO
+from kvxfer.report.console import lenient, say
 
 log = logging.getLogger("kvxfer")
 _begun = threading.Event()  # not kept in a task: workers are sent a copy of it
@@ -55,20 +56,20 @@ calibrate, train, evaluate = (partial(run, stage) for stage in ("calibrate", "tr
 def demo(overrides: Sequence[str]) -> None:
     """Evaluate every design of a pair; takes the overrides of ``evaluate``."""
     if {"-h", "--help"} & set(overrides):
-        print("kvxfer demo [overrides of evaluate]: evaluate the designs " + ", ".join(DEMO))
+        say("kvxfer demo [overrides of evaluate]: evaluate the designs " + ", ".join(DEMO))
         return
     with _mistakes_in_one_line(overrides):
         configs = {name: compose("evaluate", [*overrides, f"features={name}"]) for name in DEMO}
         settings = {name: to_settings("evaluate", config) for name, config in configs.items()}
         _begun.set()
-        for path in importlib.import_module("kvxfer.experiment.stages.compare").compare(settings):
-            print(path)
+        say(*importlib.import_module("kvxfer.experiment.stages.compare").compare(settings))
 
 
 @contextmanager
 def _mistakes_in_one_line(arguments: Sequence[str]) -> Iterator[None]:
     """Whatever goes wrong before a stage has begun is a mistake in the command."""
     set_up_logging()
+    lenient()
     wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     # Hydra prints and exits by itself unless told to raise: raised errors can be told in one line.
     os.environ["HYDRA_FULL_ERROR"] = "1"
@@ -82,6 +83,9 @@ def _mistakes_in_one_line(arguments: Sequence[str]) -> Iterator[None]:
         if wants_traceback or (_begun.is_set() and not well_told(error)):
             raise
         sys.exit(f"error: {wrong_option(arguments, error) or badly_quoted(error) or one_line(error)}")
+    finally:
+        # Hydra's own words (--help, --cfg) may be read no further either.
+        say()
 
 
 @dataclass
@@ -94,7 +98,7 @@ class Task:
 
     stage: str
     command: list[str]
-    failures: list[KvxferError] = field(default_factory=list)
+    failures: list[Exception] = field(default_factory=list)
 
     def __call__(self, cfg: DictConfig) -> Outcome | None:
         """Run the stage. A job of a sweep returns what became of it: one that fails must not end the others."""
@@ -108,9 +112,10 @@ class Task:
         if job.mode == RunMode.MULTIRUN:
             return _sweep_job(self.stage, job)
         try:
-            for path in _run(self.stage, cfg):
-                print(path)
-        except KvxferError as error:
+            say(*_run(self.stage, cfg))
+        except Exception as error:
+            if not well_told(error):
+                raise
             # Hydra would print a line of its own about an error that reaches it.
             self.failures.append(error)
         return None
@@ -119,15 +124,19 @@ class Task:
 def _sweep_job(stage: str, job: Any) -> Outcome:
     """One job, from the config that was checked; all jobs of a grid share a W&B group, also when it is run again."""
     home, number = Path(job.sweep.dir).expanduser(), job.job.num
-    label, cfg = load_job(stage, job_file(home, number))
-    log.info("job %d: %s", number, label)
+    tell(home, number, None)
+    label = ""
     try:
+        label, cfg = load_job(stage, job_file(home, number))
+        log.info("job %d: %s", number, label)
         path = _run(stage, cfg, group=f"{job.job.config_name}-{home.name}")[-1]
+        outcome = Outcome(run=str(path if path.is_dir() else path.parent))
     except Exception as error:
         known = well_told(error)
         log.error("job %d (%s) failed: %s", number, label, one_line(error), exc_info=not known)
-        return Outcome(error=one_line(error) if known else f"{type(error).__name__}: {one_line(error)}")
-    return Outcome(run=str(path if path.is_dir() else path.parent))
+        outcome = Outcome(error=one_line(error) if known else f"{type(error).__name__}: {one_line(error)}")
+    tell(home, number, outcome)
+    return outcome
 
 
 def _run(stage: str, cfg: DictConfig, group: str | None = None) -> list[Path]:

@@ -15,7 +15,7 @@ from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
-from kvxfer.errors import KvxferError
+from kvxfer.errors import KvxferError, file_error
 from kvxfer.experiment.config import config_directory
 
 
@@ -34,15 +34,16 @@ def set_up_logging() -> None:
 
 
 def well_told(error: Exception) -> bool:
-    """Whether an error is told well enough by its message."""
-    return isinstance(error, KvxferError | HydraException | OmegaConfBaseException)
+    """Whether an error is told well enough by its message, or by what is made of it: the file system's."""
+    return isinstance(error, KvxferError | HydraException | OmegaConfBaseException) or file_error(error) is not None
 
 
 def one_line(error: BaseException) -> str:
     """An error's message without line breaks, and without Hydra's list of search paths."""
-    text = str(error).split("Config search path:")[0]
-    cause = error.__cause__
-    from_hydra = isinstance(error, HydraException)
+    from_hydra, cause = isinstance(error, HydraException), error.__cause__
+    # Some of Hydra's are of the class of the file system's.
+    told = None if from_hydra else file_error(error)
+    text = str(told or error).split("Config search path:")[0]
     if from_hydra and isinstance(cause, OmegaConfBaseException | HydraException) and str(cause) not in text:
         text += f": {str(cause).splitlines()[0]}"
     lines = [line.strip() for line in text.splitlines() if line.strip()]

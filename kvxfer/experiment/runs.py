@@ -2,21 +2,23 @@
 
 A run's id is a hash of its stage, the stage's version, its scientific config and the ids of its inputs, so the same
 question has the same id and is computed once. Work happens in a hidden directory beside the final one and becomes
-visible by one rename.
+visible by one rename. Its record holds the digests of its data: what was damaged since is set aside and made again.
 """
 
 from __future__ import annotations
 
 import fcntl
+import functools
 import hashlib
 import json
+import logging
 import os
 import platform
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
@@ -25,8 +27,10 @@ from typing import Any
 
 import kvxfer
 from kvxfer import __version__
-from kvxfer.errors import KvxferError
-from kvxfer.files import RECORD, read_json, write_json
+from kvxfer.errors import KvxferError, file_error, files_of
+from kvxfer.files import RECORD, file_sha256, read_json, write_json
+
+log = logging.getLogger("kvxfer")
 
 VERSIONS = {
     "calibrate": 3,  # 3: what decides an id is said by the settings' fields
@@ -49,6 +53,8 @@ _PACKAGES = (
     "wandb",
     "lightning",
 )
+_DATA = (".json", ".safetensors")
+_NOT_DATA = (RECORD, "log.json")
 
 
 def run_id(stage: str, config: dict[str, Any], inputs: dict[str, str]) -> str:
@@ -88,21 +94,29 @@ class Run:
         """Whether a complete result is there that will do."""
         return not self.again and (self.path / RECORD).is_file()
 
-    def commit(self, before: float = 0.0, **extra: Any) -> Path:
+    def commit(self, before: float = 0.0, scaffold: Sequence[Path] = (), **extra: Any) -> Path:
         """Write the record, then put the directory in its place in one step.
 
         Args:
             before: seconds of work that killed processes have left.
+            scaffold: what only a killed run needs; it goes once the record is there.
         """
         seconds = before + time.monotonic() - self.record.pop("_clock")
-        self.record |= {"finished": _now(), "seconds": round(seconds, 1), **extra}
+        files = {
+            path.name: file_sha256(path)
+            for path in sorted(self.work.iterdir())
+            if _is_data(path) and path not in scaffold
+        }
+        self.record |= {"finished": _now(), "seconds": round(seconds, 1), "files": files, **extra}
         write_json(self.work / RECORD, self.record)
+        for path in scaffold:
+            _remove(path)
         if self.path.exists():
             old = self.path.with_name(f".{self.id}.old")
             shutil.rmtree(old, ignore_errors=True)
             self.path.rename(old)
             self.work.rename(self.path)
-            shutil.rmtree(old)
+            shutil.rmtree(old, ignore_errors=True)
         else:
             self.work.rename(self.path)
         return self.path
@@ -124,18 +138,13 @@ def open_run(
     """
     identifier = run_id(stage, config, inputs)
     home = Path(root) / stage
-    try:
-        home.mkdir(parents=True, exist_ok=True)
-        lock = (home / f".{identifier}.lock").open("w")
-    except OSError as error:
-        raise KvxferError(f"cannot write to {home} (paths.outputs): {error.strerror}") from error
-    with lock:
-        # Two jobs of a sweep may need the same calibration: the second waits, then finds it done.
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        run = Run(stage, identifier, home / identifier, work_directory(root, stage, identifier), {}, force)
-        if (run.work / RECORD).is_file() and not run.path.exists():
-            # Killed between the record and the rename: the result is complete.
+    run = Run(stage, identifier, home / identifier, work_directory(root, stage, identifier), {}, force)
+    with files_of("paths.outputs", Path(root)), _locked(run) as locked:
+        # Killed between the record and the rename: the result is complete.
+        if locked and (run.work / RECORD).is_file() and not run.path.exists() and damage(run.work) is None:
             run.work.rename(run.path)
+        if run.done and (wrong := damage(run.path)):
+            _set_aside(run.path, wrong)
         if run.done:
             run.record = read_json(run.path / RECORD)
             yield run
@@ -155,6 +164,83 @@ def open_run(
             "_clock": time.monotonic(),
         }
         yield run
+
+
+@contextmanager
+def _locked(run: Run) -> Iterator[bool]:
+    """The run's lock: two jobs of a sweep may need the same calibration; the second waits, then finds it done.
+
+    A result in a place that can only be read needs none: then this is false.
+    """
+    home = run.path.parent
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        lock = (home / f".{run.id}.lock").open("w")
+    except OSError as error:
+        if run.done and damage(run.path) is None:
+            yield False
+            return
+        raise KvxferError(f"cannot write to {home} (paths.outputs): {file_error(error)}") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError as error:
+            raise KvxferError(f"paths.outputs: {file_error(error, Path(lock.name))}") from error
+        yield True
+
+
+def finished(path: Path) -> bool:
+    """Whether a complete run lies there whose data are as they were written; who makes it again sets it aside."""
+    return (path / RECORD).is_file() and damage(path) is None
+
+
+def damage(path: Path) -> str | None:
+    """What is wrong with the files of a complete run, if anything is.
+
+    Raises:
+        KvxferError, OSError: they can't be read, which says nothing about what they hold.
+    """
+    try:
+        record = read_json(path / RECORD)
+        for name, digest in record.get("files", {}).items():
+            file = path / name
+            if not file.is_file():
+                return f"{name} is missing"
+            about = file.stat()
+            if _digest_of(file, about.st_ino, about.st_size, about.st_mtime_ns) != digest:
+                return f"{name} is not as it was written"
+    except (KvxferError, AttributeError) as error:
+        if isinstance(error.__cause__, OSError):
+            raise
+        return str(error)
+    return None
+
+
+@functools.lru_cache(256)
+def _digest_of(file: Path, *changes: int) -> str:
+    """The digest of a file that has not changed: the jobs of a sweep read one calibration many times."""
+    return file_sha256(file)
+
+
+def _remove(path: Path) -> None:
+    """Remove a file or a folder, or leave what can't be removed: it is in nobody's way."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    with suppress(OSError):
+        path.unlink()
+
+
+def _is_data(path: Path) -> bool:
+    return path.suffix in _DATA and path.name not in _NOT_DATA and path.is_file()
+
+
+def _set_aside(path: Path, wrong: str) -> None:
+    """Move a damaged run out of the way, where a person still finds it."""
+    numbers = range(len(list(path.parent.glob(f".{path.name}.damaged*"))), 1_000_000)
+    names = (path.with_name(f".{path.name}.damaged{number or ''}") for number in numbers)
+    aside = next(name for name in names if not name.exists())
+    path.rename(aside)
+    log.warning("%s is damaged (%s): it is set aside as %s and made again", path, wrong, aside.name)
 
 
 def run_seconds(directory: Path) -> float | None:

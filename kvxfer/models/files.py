@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvxfer.errors import KvxferError
+from kvxfer.errors import KvxferError, files_of
 from kvxfer.models.digests import digests
 
 WEIGHTS = (".safetensors", ".bin", ".distcp")
@@ -37,14 +37,9 @@ def folder_digest(folder: Path, key: str, verify: bool = False) -> str:
         KvxferError: a file can't be read, leads nowhere, or is the pointer that Git LFS leaves in its place.
     """
     whole = hashlib.sha256()
-    try:
+    with files_of(f"{key}.model", folder):
         files = model_files(folder, key)
         found = digests(files.values(), verify)
-    except OSError as error:
-        raise KvxferError(
-            f"{key}.model: {error.filename or folder} can't be read ({error.strerror}); make it readable, or give "
-            "another folder"
-        ) from error
     for name, path in files.items():
         whole.update(f"{name}\0{found[path]}\0".encode())
     return whole.hexdigest()

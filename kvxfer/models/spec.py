@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from kvxfer.errors import KvxferError
+from kvxfer.errors import KvxferError, files_of
 from kvxfer.models.files import PACKAGED, folder_digest, packaged_digest
 from kvxfer.models.hub import commit
 
@@ -55,9 +55,12 @@ def check_exists(spec: ModelSpec, key: str) -> None:
     looks_local = spec.model.startswith(("/", "./", "../", "~")) or spec.model.count("/") > 1
     if spec.model in (*PACKAGED, *EMBEDDED):
         return
-    if spec.folder is None and looks_local:
+    with files_of(f"{key}.model", Path(spec.model).expanduser()):
+        folder = spec.folder
+        saved = folder is not None and (folder / "config.json").is_file()
+    if folder is None and looks_local:
         raise KvxferError(f"{key}.model: no folder {spec.model!r}; give a hub id or the folder of a saved model")
-    if spec.folder is not None and not (spec.folder / "config.json").is_file():
+    if folder is not None and not saved:
         raise KvxferError(f"{key}.model: folder {spec.model!r} has no config.json; give the folder of a saved model")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import time
 from collections.abc import Iterable, Sequence
@@ -13,15 +14,19 @@ from jaxtyping import Float
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from kvxfer.files import read_json, write_json
+from kvxfer.errors import KvxferError
+from kvxfer.files import file_sha256, read_sealed, write_sealed
 from kvxfer.models.geometry import Geometry
 from kvxfer.moments.layout import Layout
 from kvxfer.moments.moments import Moments
 from kvxfer.moments.query_metric import QueryMoments
+from kvxfer.moments.random_file import RANDOM_FILE
 from kvxfer.moments.sinks import SinkCounter
 from kvxfer.moments.spec import WEIGHTED_SPLITS
 
-_POINTER, _WEIGHTED = "checkpoint.json", "weighted.{}.safetensors"
+log = logging.getLogger("kvxfer")
+
+_POINTER, _WEIGHTED, _DAMAGED = "checkpoint.json", "weighted.{}.safetensors", "damaged"
 
 
 def weighted_file(split: str, layer: int) -> str:
@@ -50,14 +55,45 @@ class PassState:
         self.next_row = self.tokens_read = self.number = 0
         self.bad_rows: list[list[Any]] = []
         self.seconds, self.started = 0.0, time.monotonic()
+        self._files: dict[str, str] = {}
         if (work / _POINTER).exists():
-            vars(self).update(read_json(work / _POINTER))
-            for name, part in self._counters().items():
-                vars(part).update(load_file(self._folder / f"{name}.safetensors"))
+            try:
+                known = self._known()
+            except KvxferError as error:
+                self._set_aside(error)
+            else:
+                self._go_on(known)
+                return
+        self.weighted = self._fresh_weighted()
+
+    def _known(self) -> dict[str, Any]:
+        """What the last checkpoint says, whose files, and those of finished splits, are as they were written."""
+        known: dict[str, Any] = read_sealed(self.work / _POINTER)
+        for name, digest in known["files"].items():
+            file = self.work / name
+            if not file.is_file() or file_sha256(file) != digest:
+                raise KvxferError(f"{file} is missing, or is not as it was written")
+        return known
+
+    def _go_on(self, known: dict[str, Any]) -> None:
+        # The next checkpoint has files of its own.
+        self._files = {name: digest for name, digest in known.pop("files").items() if "/" not in name}
+        vars(self).update(known)
+        for name, part in self._counters().items():
+            vars(part).update(load_file(self._folder / f"{name}.safetensors"))
         self.weighted = self._fresh_weighted()
         if self.next_row:
-            self.moments = Moments.load(self._folder / "moments.safetensors", home)
-            self.weighted = {n: Moments.load(self._folder / _WEIGHTED.format(n), home) for n in self.weighted}
+            self.moments = Moments.load(self._folder / "moments.safetensors", self.home)
+            self.weighted = {n: Moments.load(self._folder / _WEIGHTED.format(n), self.home) for n in self.weighted}
+
+    def _set_aside(self, error: KvxferError) -> None:
+        """A pass that can't go on begins anew; what is left of it stays beside it until it has ended."""
+        aside = self.work / _DAMAGED
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir()
+        for path in [self.work / _POINTER, *self.work.glob("checkpoint-*"), *self.work.glob("*.safetensors")]:
+            path.rename(aside / path.name)
+        log.warning("%s: the checkpoint is set aside as %s, and the pass begins anew", error, aside)
 
     @property
     def _folder(self) -> Path:
@@ -98,23 +134,28 @@ class PassState:
             for layer, moments in self.weighted.items():
                 moments.save(self._folder / _WEIGHTED.format(layer))
         seconds = self.seconds + time.monotonic() - self.started
-        write_json(self.work / _POINTER, {**{name: getattr(self, name) for name in _SAVED}, "seconds": seconds})
+        if (random := self.work / RANDOM_FILE).is_file() and RANDOM_FILE not in self._files:
+            self._files[RANDOM_FILE] = file_sha256(random)
+        own = {f"{self._folder.name}/{path.name}": file_sha256(path) for path in sorted(self._folder.iterdir())}
+        known = {**{name: getattr(self, name) for name in _SAVED}, "seconds": seconds}
+        write_sealed(self.work / _POINTER, {**known, "files": {**self._files, **own}})
         shutil.rmtree(self.work / f"checkpoint-{old}", ignore_errors=True)
 
     def finish_split(self, splits: Sequence[str]) -> None:
         """Store the split's moments and begin the next one."""
         assert self.split is not None
-        self.moments.save(self.work / f"{self.split}.safetensors")
-        for layer, moments in self.weighted.items():
-            moments.save(self.work / weighted_file(self.split, layer))
+        parts = {f"{self.split}.safetensors": self.moments}
+        parts |= {weighted_file(self.split, layer): moments for layer, moments in self.weighted.items()}
+        for name, moments in parts.items():
+            moments.save(self.work / name)
+            self._files[name] = file_sha256(self.work / name)
         following = splits.index(self.split) + 1
         self.split = splits[following] if following < len(splits) else None
         self.next_row = 0
         self.moments, self.weighted = Moments(self.layout, self.home), self._fresh_weighted()
         self.save()
 
-    def clear(self) -> None:
-        """Remove checkpoints: the result is complete without them."""
-        (self.work / _POINTER).unlink(missing_ok=True)
-        for folder in self.work.glob("checkpoint-*"):
-            shutil.rmtree(folder)
+    @property
+    def scaffold(self) -> list[Path]:
+        """What the result is complete without: checkpoints, whole and damaged."""
+        return [self.work / _POINTER, *self.work.glob("checkpoint-*"), self.work / _DAMAGED]

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import torch
 from jaxtyping import Float
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from kvxfer.errors import KvxferError
 from kvxfer.maps.blocks import RANDOM, Block
 from kvxfer.maps.columns import shifted
 from kvxfer.maps.random_features import RandomFeatures, random_columns
+from kvxfer.moments.tensors import read_tensors
 
 PROBE = "probe.safetensors"
 
@@ -54,10 +54,7 @@ class Probe:
     @staticmethod
     def load(path: Path, random: RandomFeatures | None = None) -> Probe:
         """The probe of a calibration with these random features; a large pair's is gigabytes, mapped and not read."""
-        try:
-            return Probe(load_file(path), random)
-        except (OSError, SafetensorError) as error:
-            raise KvxferError(f"{path} is not readable ({error}): calibrate again with force=true") from error
+        return Probe(read_tensors(path), random)
 
     @property
     def exact(self) -> int:
@@ -84,7 +81,7 @@ class Probe:
 
 def merge_probes(shares: list[Path], rows: int, path: Path) -> None:
     """The first ``rows`` rows of the whole corpus from the probes of its shares (share i holds rows i, i + n, ...)."""
-    parts = [load_file(share) for share in shares]
+    parts = [read_tensors(share) for share in shares]
     order = [(row % len(parts), row // len(parts)) for row in range(rows)]
     save_file({name: _merged(name, parts, order) for name in parts[0]}, path)
 

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from kvxfer.errors import KvxferError
 from kvxfer.maps.blocks import Output
 from kvxfer.models import rope
+from kvxfer.moments.tensors import read_tensors
 
 if TYPE_CHECKING:
     from kvxfer.models.pair import Pair
@@ -70,7 +71,7 @@ class Metrics:
         """The metrics of a calibration's raw statistics."""
         if not path.is_file():
             raise KvxferError(f"{path} is missing: this calibration kept no metrics; set calibration.metrics=true")
-        raw = load_file(path)
+        raw = read_tensors(path)
         queries = QueryMoments(*raw["sum"].shape)
         vars(queries).update({name: raw[name] for name in vars(queries)})
         found = {}
@@ -96,7 +97,7 @@ def save_metrics(path: Path, pair: Pair, queries: QueryMoments, longest: int) ->
 
 def merge_metrics(shares: list[Path], path: Path) -> None:
     """Add up the queries' moments of several shares of the rows."""
-    parts = [load_file(share) for share in shares]
+    parts = [read_tensors(share) for share in shares]
     added = {name: torch.stack([part[name] for part in parts]).sum(0) for name in ("count", "sum", "square")}
     save_file({**parts[0], **added}, path)
 

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from kvxfer.errors import KvxferError
 from kvxfer.maps.blocks import RANDOM
 from kvxfer.maps.random_features import RandomFeatures
 from kvxfer.moments.layout import Layout
+from kvxfer.moments.tensors import AGAIN, read_tensors
+
+log = logging.getLogger("kvxfer")
 
 RANDOM_FILE = "random.safetensors"
-_AGAIN = "calibrate again (calibrate.py with force=true)"
 
 
 def draw_random(layout: Layout) -> RandomFeatures | None:
@@ -24,9 +26,12 @@ def draw_random(layout: Layout) -> RandomFeatures | None:
 
 
 def keep_random(layout: Layout, path: Path) -> RandomFeatures | None:
-    """The random features of a pass: those of its file, or (the first time) drawn and written there."""
+    """The random features of a pass: those of its file, or (the first time, and where it is damaged) drawn anew."""
     if path.is_file():
-        return load_random(layout, path)
+        try:
+            return load_random(layout, path)
+        except KvxferError as error:
+            log.warning("%s: they are drawn again", error)
     drawn = draw_random(layout)
     if drawn is not None:
         # A pass that is killed while it writes must not find half of it.
@@ -51,7 +56,7 @@ def load_random(layout: Layout, path: Path) -> RandomFeatures | None:
     except (ValueError, TypeError):
         found = None
     if found is None or found.widths != widths:
-        raise KvxferError(f"{path} holds other random features than the moments beside it: {_AGAIN}")
+        raise KvxferError(f"{path} holds other random features than the moments beside it: {AGAIN}")
     return found
 
 
@@ -78,8 +83,5 @@ def _widths(layout: Layout) -> dict[str, int]:
 
 def _read(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
-        raise KvxferError(f"{path} is missing, and without it no map can compute its random features: {_AGAIN}")
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise KvxferError(f"{path} is not readable ({error}): {_AGAIN}") from error
+        raise KvxferError(f"{path} is missing, and without it no map can compute its random features: {AGAIN}")
+    return read_tensors(path)

@@ -8,7 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvxfer.errors import KvxferError
+from kvxfer.errors import KvxferError, file_error, files_of
+from kvxfer.report.console import say
 
 
 def report(arguments: Sequence[str]) -> None:
@@ -26,13 +27,12 @@ def report(arguments: Sequence[str]) -> None:
 
     try:
         runs = find(given.runs, given.outputs)
-        try:
+        with files_of("--out", given.out):
             # What diagnostics foretell is told over all maps of their pair that were evaluated there.
             diagnosed = any(run.kind == "diagnostics" for run in runs)
             paths = write_comparison(runs, given.out, finished(given.outputs) if diagnosed else [])
-        except OSError as error:
-            raise KvxferError(f"cannot write to {given.out} (--out): {error.strerror}") from error
-    except KvxferError as error:
-        sys.exit(f"error: {error}")
-    for path in paths:
-        print(os.path.relpath(path))
+    except Exception as error:
+        if (told := error if isinstance(error, KvxferError) else file_error(error)) is None:
+            raise
+        sys.exit(f"error: {told}")
+    say(*(os.path.relpath(path) for path in paths))

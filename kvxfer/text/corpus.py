@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from torch import Tensor
 from kvxfer.errors import KvxferError
 from kvxfer.text import folder as text
 from kvxfer.text import hub, python, toy
+from kvxfer.text.reading import EMPTY, TWICE, Reading
 from kvxfer.text.spec import SPLITS, TOY_DRAWS, TRAINING, CorpusSpec, at_least
 
 _SPLIT_OF_TENTH = ("fit",) * 6 + ("validation", "held_out") + ("evaluation",) * 2
@@ -49,11 +50,15 @@ def document_key(content: str) -> str:
 
 @dataclass(frozen=True)
 class Rows:
-    """Token ids ``[rows, length]``, the keys of the documents in each row, and the corpus's name as their domain."""
+    """Token ids ``[rows, length]``, the keys of the documents in each row, and the corpus's name as their domain.
+
+    ``left_out`` counts by reason what of the corpus (of a hub's: as far as it was streamed) is in no row.
+    """
 
     tokens: Int64[Tensor, "rows length"]
     documents: list[tuple[str, ...]]
     domain: str
+    left_out: dict[str, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.documents)
@@ -85,22 +90,24 @@ def load_rows(
     length = spec.length if length is None else length
     at_least("length", length, 2)
     bos = leading_bos(tokenizer)
-    found = list(itertools.islice(_rows_of(spec, tokenizer, split, length - len(bos), len(bos)), count))
+    reading = Reading()
+    found = list(itertools.islice(_rows_of(spec, tokenizer, split, length - len(bos), len(bos), reading), count))
+    reading.check(spec.name, spec.max_left_out)
     if len(found) < count and not fewer:
         has = f"{spec.name} has only {len(found)} rows of {length} tokens"
         raise KvxferError(f"corpus.rows.{split}={count}: {has} for {_whose(spec, split)}")
     share = found[spec.shard_index :: spec.num_shards]
     tokens = torch.tensor([bos + ids for ids, _ in share], dtype=torch.int64).reshape(len(share), length)
-    return Rows(tokens, [keys for _, keys in share], spec.name)
+    return Rows(tokens, [keys for _, keys in share], spec.name, dict(sorted(reading.left_out.items())))
 
 
-def _rows_of(spec: CorpusSpec, tokenizer: Any, split: str, room: int, leading: int) -> Iterator[Row]:
+def _rows_of(spec: CorpusSpec, tokenizer: Any, split: str, room: int, leading: int, reading: Reading) -> Iterator[Row]:
     """All rows of a split, or those to train on, of ``room`` tokens; ``leading`` more will stand before them."""
     pack = _toy_rows if spec.kind in toy.KINDS else _packed
     if split != TRAINING:
-        return pack(spec, tokenizer, split, room)
-    fitted = itertools.islice(pack(spec, tokenizer, "fit", spec.length - leading), spec.rows.fit)
-    return _left_over(pack(spec, tokenizer, "fit", room), fitted)
+        return pack(spec, tokenizer, split, room, reading)
+    fitted = itertools.islice(pack(spec, tokenizer, "fit", spec.length - leading, Reading()), spec.rows.fit)
+    return _left_over(pack(spec, tokenizer, "fit", room, reading), fitted)
 
 
 def _whose(spec: CorpusSpec, split: str) -> str:
@@ -152,7 +159,7 @@ def _toy_seeds(split: str, seed: int) -> Iterator[int]:
     return (n for n in numbers if split_of(_toy_key(n)) == split)
 
 
-def _toy_rows(spec: CorpusSpec, tokenizer: Any, split: str, room: int) -> Iterator[Row]:
+def _toy_rows(spec: CorpusSpec, tokenizer: Any, split: str, room: int, reading: Reading) -> Iterator[Row]:
     """One row of the toy world per seed; a tokenizer that cuts words keeps the row's beginning."""
     from kvxfer.toy.world import make_row, make_shuffled_row
 
@@ -194,35 +201,42 @@ def _left_over(rows: Iterable[Row], taken: Iterable[Row]) -> Iterator[Row]:
     return (row for row in rows if gone.isdisjoint(row[1]))
 
 
-def _packed(spec: CorpusSpec, tokenizer: Any, split: str, room: int) -> Iterator[Row]:
+def _packed(spec: CorpusSpec, tokenizer: Any, split: str, room: int, reading: Reading) -> Iterator[Row]:
     """The split's own documents joined by EOS, cut to rows of ``room`` tokens; what is left at the end is dropped."""
     eos = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    documents = _documents(spec, split)
+    documents = _documents(spec, split, reading)
     return _cut(((key, _encode(tokenizer, content)[: spec.document_tokens] + eos) for key, content in documents), room)
 
 
-def _documents(spec: CorpusSpec, split: str) -> Iterator[tuple[str, str]]:
+def _documents(spec: CorpusSpec, split: str, reading: Reading) -> Iterator[tuple[str, str]]:
     """The split's documents as (key, text) in an order that only the seed decides."""
     if spec.kind == "hub":
         texts = hub.documents(str(spec.dataset), spec.subset, spec.revision, spec.column, spec.seed)
-        return _of_split(texts, split)
+        return _of_split(texts, split, reading)
     found: Iterator[tuple[str, str]]
     if spec.kind in python.KINDS:
         found = (item for item in python.documents(spec.kind) if split_of(item[0]) == split)
     else:
-        found = _of_split(text.documents(str(spec.path), spec.glob, spec.column), split)
+        found = _of_split(text.documents(str(spec.path), spec.glob, spec.column, reading), split, reading)
     # Files come by name, which often means by subject: a few rows from the front would be about one thing.
     return iter(sorted(found, key=lambda item: _draw(spec.seed, item[0])))
 
 
-def _of_split(texts: Iterator[str], split: str) -> Iterator[tuple[str, str]]:
-    """Documents of one split, each once, without empty ones."""
-    seen: set[str] = set()
-    for raw in texts:
+def _of_split(texts: Iterator[str], split: str, reading: Reading) -> Iterator[tuple[str, str]]:
+    """Documents of one split, each once, without empty ones; ``reading`` counts those of all splits."""
+    seen: set[bytes] = set()
+    for number, raw in enumerate(texts, start=1):
         content = raw.encode("utf-8", "replace").decode()  # JSON may hold half a surrogate pair; tokenizers refuse it
+        if not content.strip():
+            reading.leave_out(EMPTY, f"document {number} is empty; leave such documents out, or allow more of them")
+            continue
+        reading.read += 1
         key = document_key(content)
-        if content.strip() and key not in seen and split_of(key) == split:
-            seen.add(key)
+        if bytes.fromhex(key) in seen:
+            reading.leave_out(TWICE, key)
+            continue
+        seen.add(bytes.fromhex(key))
+        if split_of(key) == split:
             yield key, content
 
 

@@ -55,6 +55,7 @@ class CorpusSpec:
     """What text a run reads; the fields are the keys of ``configs/corpus/*.yaml``.
 
     ``length`` is tokens per row. ``document_tokens`` is how many first tokens of a document are read (None: all).
+    ``max_left_out`` is the share of documents that can't be read, or are empty, above which reading fails.
     ``skip_first`` is how many first tokens of a row stay out of the moments. ``seed``
     picks another draw of the same corpus: other toy stories, another order of the documents. ``num_shards`` processes
     share the rows, and this one takes ``rows[shard_index::num_shards]``.
@@ -73,6 +74,7 @@ class CorpusSpec:
     subset: str | None = field(default=None, metadata=_read_by("subset", "hub"))
     revision: str | None = field(default=None, metadata=_read_by("revision", "hub"))
     document_tokens: int | None = None
+    max_left_out: float = field(default=0.05, metadata={"id": False})
     rows: RowCounts = field(default_factory=RowCounts)
     skip_first: int = 4
     num_shards: int = field(default=1, metadata={"id": False})
@@ -86,6 +88,8 @@ class CorpusSpec:
         at_least("skip_first", self.skip_first, 0)
         if self.document_tokens is not None:
             at_least("document_tokens", self.document_tokens, 1)
+        if not 0 <= self.max_left_out <= 1:
+            raise KvxferError(f"corpus.max_left_out={self.max_left_out}: must be a share between 0 and 1")
         at_least("num_shards", self.num_shards, 1)
         at_least("seed", self.seed, 0)
         for split in (*SPLITS, TRAINING):

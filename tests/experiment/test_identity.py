@@ -34,6 +34,7 @@ DECIDES_NOT = {
     "pair.name": NAME,
     "pair.device": PLACE,
     **dict.fromkeys(("pair.drop_layers", "pair.features"), PART),
+    "corpus.max_left_out": "what is read decides, by its content",
     "corpus.glob": "which files are read: their content decides",
     **dict.fromkeys(("corpus.num_shards", "corpus.shard_index"), "all shares together are one calibration"),
     "calibration.checkpoint_minutes": PLACE,

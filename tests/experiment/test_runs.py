@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
+import os
 import subprocess
 import threading
 from pathlib import Path
@@ -189,17 +192,95 @@ def test_nan_is_not_written_or_hashed(value: float, tmp_path: Path) -> None:
         run_id("train", {"lam": value}, {})
 
 
-def test_a_broken_record_is_named(tmp_path: Path) -> None:
-    path = make(tmp_path)
-    (path / RECORD).write_text("{")
-    with pytest.raises(KvxferError, match=r"run\.json is not readable .*force=true"):
+def with_data(root: Path, value: int, **options: Any) -> Path:
+    """A run with a file of data."""
+    with open_run(root, "train", CONFIG, INPUTS, **options) as run:
+        if not run.done:
+            write_json(run.work / "data.json", {"value": value})
+            run.commit()
+        return run.path
+
+
+@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize("name", [RECORD, "data.json"])
+@pytest.mark.parametrize("damage", ["half", "byte", "gone"])
+def test_a_damaged_run_is_set_aside_and_made_again(
+    damage: str,
+    name: str,
+    force: bool,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever the same command says; with force=true the new one takes its place."""
+    path = with_data(tmp_path, 1)
+    file = path / name
+    assert runs.finished(path)
+    text = file.read_text()
+    if damage == "gone":
+        file.unlink()
+    else:
+        file.write_text({"half": text[: len(text) // 2], "byte": text.replace('"value": 1', '"value": 7')}[damage])
+    told = damage != "gone" or name != RECORD
+    if (damage, name) == ("byte", RECORD):
+        file.write_text(text.replace("{", "{{", 1))
+    assert not runs.finished(path)
+    monkeypatch.setattr(logging.getLogger("kvxfer"), "propagate", True)
+    assert with_data(tmp_path, 2, force=force) == path
+    assert read_json(path / "data.json") == {"value": 2}
+    assert runs.finished(path)
+    aside = [each.name for each in path.parent.glob(f".{path.name}.damaged*")]
+    assert aside == ([f".{path.name}.damaged"] if told and not force else [])
+    assert (f"{path} is damaged (" in caplog.text) == bool(aside)
+
+
+def test_a_result_in_a_place_that_can_only_be_read_needs_no_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, opened = make(tmp_path), Path.open
+
+    def refuse(self: Path, mode: str = "r", *args: Any, **options: Any) -> Any:
+        if mode == "w":
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(self))
+        return opened(self, mode, *args, **options)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    assert make(tmp_path) == path
+    with pytest.raises(KvxferError, match=r"paths\.outputs.*this disk can only be read; give another path$"):
+        make(tmp_path, force=True)
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_disk_without_locks_is_named(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(*_: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(runs.fcntl, "flock", flock)
+    with pytest.raises(KvxferError, match=r"^paths\.outputs: .*\.lock: has no file locks.*put it on another disk$"):
         make(tmp_path)
-    assert (make(tmp_path, "new", force=True) / "result.txt").read_text() == "new"
+
+
+def test_what_a_killed_run_needs_goes_only_when_the_record_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def commit() -> Path:
+        with open_run(tmp_path, "train", CONFIG, INPUTS, resumable=True) as run:
+            (run.work / "half.json").touch()
+            return run.commit(scaffold=[run.work / "half.json", run.work / "none"])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "write_json", lambda *_: interrupted(tmp_path / "another"))
+        with pytest.raises(ZeroDivisionError):
+            commit()
+    assert list((tmp_path / "train").glob(".*.partial/half.json"))
+    path = commit()
+    assert sorted(each.name for each in path.iterdir()) == [RECORD]
+    assert runs.finished(path)
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(KvxferError, match=r"cannot write to .*paths\.outputs"):
+    with pytest.raises(KvxferError, match=r"cannot write to .*paths\.outputs.*a part of this path is a file"):
         make(tmp_path / "file")
 
 

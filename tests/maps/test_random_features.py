@@ -14,6 +14,7 @@ from kvxfer.experiment.stages import calibrate as calibrate_stage
 from kvxfer.experiment.stages.calibrate import calibrate
 from kvxfer.experiment.stages.fit import find_calibration
 from kvxfer.experiment.stages.train import train
+from kvxfer.files import RECORD, read_json, write_json
 from kvxfer.maps.artifact import CacheMap
 from kvxfer.maps.blocks import DESIGNS, KINDS, RANDOM, Block, Features
 from kvxfer.maps.random_features import RandomProducts, RandomRelu, random_columns
@@ -147,6 +148,7 @@ def test_a_map_has_the_weights_of_its_calibration(overrides: list[str], tmp_path
     moments = find_calibration(settings_of("train", tmp_path, *overrides))
     weights = {name: tensor + 1 for name, tensor in load_file(moments / RANDOM_FILE).items()}
     save_file(weights, moments / RANDOM_FILE)
+    vouch_for_nothing(moments)
     fitted = CacheMap.load(run("train", tmp_path, *overrides)).random
     assert fitted is not None
     assert fitted.layers == (0, 1)
@@ -160,8 +162,17 @@ def test_a_map_has_the_weights_of_its_calibration(overrides: list[str], tmp_path
     assert found.widths == {"random_relu": 11}
 
 
+def vouch_for_nothing(directory: Path) -> None:
+    """A run as earlier versions made it, whose record knows no digests."""
+    record = read_json(directory / RECORD)
+    del record["files"]
+    write_json(directory / RECORD, record)
+
+
 def test_a_calibration_without_its_weights_has_to_be_made_again(overrides: list[str], tmp_path: Path) -> None:
-    (find_calibration(settings_of("train", tmp_path, *overrides)) / RANDOM_FILE).unlink()
+    moments = find_calibration(settings_of("train", tmp_path, *overrides))
+    (moments / RANDOM_FILE).unlink()
+    vouch_for_nothing(moments)
     with pytest.raises(KvxferError, match=r"random\.safetensors is missing.*calibrate again") as refusal:
         run("train", tmp_path, *overrides)
     assert "\n" not in str(refusal.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import shutil
@@ -85,7 +86,7 @@ class Disk:
         self.count, self.last = 0, -1
         monkeypatch.setattr(checkpoints, "save_file", self._wrap(checkpoints.save_file, self._half_file))
         monkeypatch.setattr(moments, "save_file", self._wrap(moments.save_file, self._half_file))
-        monkeypatch.setattr(checkpoints, "write_json", self._wrap(checkpoints.write_json))
+        monkeypatch.setattr(checkpoints, "write_sealed", self._wrap(checkpoints.write_sealed))
         rmtree = self._wrap(shutil.rmtree)
         monkeypatch.setattr(checkpoints, "shutil", SimpleNamespace(rmtree=rmtree))
 
@@ -113,6 +114,51 @@ def run_pass(pair: Pair, rows: dict[str, Rows], spec: CalibrationSpec, work: Pat
     return state
 
 
+def clear(state: PassState) -> None:
+    """Remove what a finished pass needs no more."""
+    for path in state.scaffold:
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("part", ["checkpoint.json", "checkpoint-*/moments.safetensors", "fit.safetensors"])
+def test_a_damaged_checkpoint_is_set_aside_and_the_pass_begins_anew(
+    part: str, tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One byte of anything that the rest of the pass would build on."""
+    remember_prefills(monkeypatch)
+    corpus = make_settings(tiny_pair.spec, tmp_path).corpus
+    rows = {split: load_rows(corpus, tiny_pair.tokenizer, split) for split in CALIBRATION_SPLITS}
+    spec = CalibrationSpec(batch_size=4, checkpoint_minutes=0.0, layers=(1,), stride=8)
+    whole, work = tmp_path / "whole", tmp_path / "work"
+    save, saved = PassState.save, []
+    for folder in (whole, work):
+        folder.mkdir()
+    clear(run_pass(tiny_pair, rows, spec, whole))
+
+    def kill(self: PassState) -> None:
+        save(self)
+        saved.append(self.split)
+        if len(saved) == 5:
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PassState, "save", kill)
+        with pytest.raises(Killed):
+            run_pass(tiny_pair, rows, spec, work)
+    assert saved[-1] == "validation"
+    (damaged,) = work.glob(part)
+    content = bytearray(damaged.read_bytes())
+    content[-9] ^= 1
+    damaged.write_bytes(content)
+    monkeypatch.setattr(logging.getLogger("kvxfer"), "propagate", True)
+    state = run_pass(tiny_pair, rows, spec, work)
+    assert "the checkpoint is set aside" in caplog.text
+    assert (work / "damaged" / damaged.relative_to(work).parts[0]).exists()
+    clear(state)
+    assert sorted(path.name for path in work.iterdir()) == sorted(SPLIT_FILES)
+    assert all((work / name).read_bytes() == (whole / name).read_bytes() for name in SPLIT_FILES)
+
+
 def test_killed_between_any_two_writes(tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every moment at which the disk changes, some of them after another kill: the sums are the same bits."""
     calls, disk = remember_prefills(monkeypatch), Disk(monkeypatch)
@@ -123,7 +169,7 @@ def test_killed_between_any_two_writes(tiny_pair: Pair, tmp_path: Path, monkeypa
     def run(work: Path) -> list[bytes]:
         state = run_pass(tiny_pair, rows, spec, work)
         assert state.tokens_read == sum(r.tokens.numel() for r in rows.values())
-        state.clear()
+        clear(state)
         assert sorted(path.name for path in work.iterdir()) == sorted(SPLIT_FILES)
         sinks = [tensor.numpy().tobytes() for counter in state.sinks.values() for tensor in vars(counter).values()]
         queries = [tensor.numpy().tobytes() for tensor in vars(state.queries).values()]
@@ -156,7 +202,7 @@ def test_weighted_moments_go_on_after_a_kill(tiny_pair: Pair, tmp_path: Path, mo
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     for folder in (whole, killed):
         folder.mkdir()
-    run_pass(tiny_pair, rows, spec, whole).clear()
+    clear(run_pass(tiny_pair, rows, spec, whole))
     save, kills = PassState.save, 0
 
     def kill(self: PassState) -> None:
@@ -166,7 +212,7 @@ def test_weighted_moments_go_on_after_a_kill(tiny_pair: Pair, tmp_path: Path, mo
     monkeypatch.setattr(PassState, "save", kill)
     while True:
         try:
-            run_pass(tiny_pair, rows, spec, killed).clear()
+            clear(run_pass(tiny_pair, rows, spec, killed))
             break
         except Killed:
             kills += 1

@@ -11,11 +11,11 @@ from typing import Any
 from kvxfer.errors import KvxferError
 from kvxfer.experiment.loggers import RunLogger, open_logger
 from kvxfer.experiment.pins import refuse_changed
-from kvxfer.experiment.runs import Run, open_run, run_id
+from kvxfer.experiment.runs import Run, finished, open_run, run_id
 from kvxfer.experiment.settings import CalibrateSettings
 from kvxfer.experiment.stages.dry_row import refuse_unfit, try_row
 from kvxfer.experiment.stages.random_map import refuse_random
-from kvxfer.files import read_json, write_json
+from kvxfer.files import read_json, read_sealed, write_json, write_sealed
 from kvxfer.fitting.closed import Splits
 from kvxfer.fitting.keeping import Kept, choose_kept
 from kvxfer.maps.blocks import RANDOM
@@ -77,10 +77,7 @@ def _calibrate_share(settings: CalibrateSettings) -> Path:
             return run.path
         with open_logger(settings.logger, run, settings.columns()) as out:
             state = _run_pass(settings, run, out)
-        # Not before: what a logger does at its end may take long, or be killed.
-        state.clear()
-        (run.work / KEPT).unlink(missing_ok=True)
-        return run.commit(state.seconds)
+        return run.commit(state.seconds, [*state.scaffold, run.work / KEPT])
 
 
 def _run_pass(settings: CalibrateSettings, run: Run, out: RunLogger) -> PassState:
@@ -127,14 +124,17 @@ def _kept(pair: Pair, settings: CalibrateSettings, path: Path) -> Kept:
     Every share reads the same rows, the first ones of the whole corpus, so that all keep the same layers.
     """
     if path.exists():
-        return Kept(**read_json(path))
+        try:
+            return Kept(**read_sealed(path))
+        except (KvxferError, TypeError) as error:
+            log.warning("%s: the first pass is made again", error)
     corpus, spec = replace(settings.corpus, num_shards=1, shard_index=0), settings.calibration
     counts = {split: min(spec.selection_rows, corpus.rows.of(split)) for split in SELECTION_SPLITS}
     rows = {split: load_rows(corpus, pair.tokenizer, split, count) for split, count in counts.items()}
     layers = len(spec.source_layers(pair.source.geometry.layers))
     with progress(f"choose source layers {pair.name}", layers, "layers") as advance:
         kept = choose_kept(pair, rows, spec, corpus.skip_first, advance)
-    write_json(path, asdict(kept))
+    write_sealed(path, asdict(kept))
     return kept
 
 
@@ -158,6 +158,7 @@ def _report(pair: Pair, rows: dict[str, Rows], state: PassState, settings: Calib
         "warnings": pair.remarks,
         "rows": {split: len(part) for split, part in rows.items()},
         "rows_sha256": {split: part.digest for split, part in rows.items()},
+        "left_out": rows["fit"].left_out,
         "kept_tokens": counts,
         "skip_first": settings.corpus.skip_first,
         "skipped_rows": state.bad_rows,
@@ -210,7 +211,7 @@ def _merge_shares(settings: CalibrateSettings) -> Path | None:
         replace(settings, corpus=replace(settings.corpus, shard_index=i)) for i in range(settings.corpus.num_shards)
     ]
     folders = [settings.outputs / "calibrate" / calibration_id(share, shard=True) for share in shares]
-    missing = [i for i, folder in enumerate(folders) if not folder.is_dir()]
+    missing = [i for i, folder in enumerate(folders) if not finished(folder)]
     if missing:
         log.info("shares %s are missing; the last one to finish merges them", ", ".join(map(str, missing)))
         return None

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rich.console import Console
-
 from kvxfer.experiment.runs import open_run
 from kvxfer.experiment.settings import EvaluateSettings
 from kvxfer.experiment.stages.evaluate import evaluate
 from kvxfer.files import read_json
+from kvxfer.report.console import say
 from kvxfer.report.designs import compare_designs
 from kvxfer.report.document import RESULTS, written
 from kvxfer.report.rendering import terminal, write
@@ -32,5 +31,5 @@ def compare(settings: dict[str, EvaluateSettings]) -> list[Path]:
             title = f"{first.pair.label}: {', '.join(settings)} compared"
             write(compare_designs(results, title), run.work)
             run.commit()
-    Console().print(terminal(read_json(run.path / RESULTS)))
+    say(terminal(read_json(run.path / RESULTS)))
     return written(run.path)

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kvxfer.errors import file_error
 from kvxfer.experiment.loggers import RunLogger
 from kvxfer.experiment.settings import EvaluateSettings, dials
-from kvxfer.maps.artifact import MANIFEST, TENSORS, CacheMap
+from kvxfer.files import read_json
+from kvxfer.maps.artifact import EVIDENCE, MANIFEST, TENSORS, CacheMap
 from kvxfer.models.pair import Pair
 from kvxfer.report.kinds import REPORTS
 
+log = logging.getLogger("kvxfer")
+
+EVIDENCE_FILE = "evidence.json"
+"""What an evaluation says of its map, in its own directory; a copy lies beside the map wherever that can be written."""
 COSTS = ("parameters", "flops_per_token", "bytes_read_per_token", "bytes_written_per_token")
 
 
@@ -44,6 +51,20 @@ def logged_metrics(results: Mapping[str, Any]) -> dict[str, Any]:
     """The numbers of results.json as they are logged, by name."""
     report = REPORTS[results["kind"]]
     return {f"{report.logged}/{key}": value for key, value in report.metrics(results["data"]).items()}
+
+
+def keep_evidence(cache_map: CacheMap, directory: Path, run: Path) -> None:
+    """Put a finished evaluation's evidence beside its map, if it is not there. A record, and never a failure."""
+    if not (run / EVIDENCE_FILE).is_file() or (directory / EVIDENCE / f"{run.name}.json").is_file():
+        return
+    try:
+        cache_map.add_evidence(directory, run.name, read_json(run / EVIDENCE_FILE))
+    except OSError as error:
+        log.warning(
+            "nothing is kept beside the map (%s); what was found of it lies in %s",
+            file_error(error),
+            run / EVIDENCE_FILE,
+        )
 
 
 def log_map(

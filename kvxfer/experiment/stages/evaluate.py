@@ -9,8 +9,6 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from kvxfer.evals.evaluation import Evaluation, Subject
 from kvxfer.evals.latency.clocks import machine
 from kvxfer.evals.specs import FullSpec
@@ -19,7 +17,7 @@ from kvxfer.experiment.loggers import RunLogger, open_logger
 from kvxfer.experiment.pins import refuse_changed
 from kvxfer.experiment.runs import Run, environment, open_run, run_seconds
 from kvxfer.experiment.settings import EvaluateSettings
-from kvxfer.experiment.stages.describing import columns, describe_map, logged_metrics
+from kvxfer.experiment.stages.describing import EVIDENCE_FILE, columns, describe_map, keep_evidence, logged_metrics
 from kvxfer.experiment.stages.full import full
 from kvxfer.experiment.stages.random_map import refuse_random
 from kvxfer.experiment.stages.train import find_map, find_reverse
@@ -29,9 +27,10 @@ from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import CacheMap
 from kvxfer.models.hf.load import resolve_device
 from kvxfer.models.pair import Load, Pair, load_pair
+from kvxfer.report.console import say
 from kvxfer.report.document import RESULTS, written
 from kvxfer.report.kinds import REPORTS
-from kvxfer.report.rendering import terminal, write
+from kvxfer.report.rendering import plain, terminal, write
 from kvxfer.report.schema import SCHEMA
 
 log = logging.getLogger("kvxfer")
@@ -100,13 +99,14 @@ def evaluate(settings: EvaluateSettings, show: bool = True, load: Load = load_pa
             with open_logger(settings.logger, run, columns(settings, cache_map), shown) as out:
                 results = measure(scene, run, load)
                 write(results, run.work)
+                write_json(run.work / EVIDENCE_FILE, plain(_evidence(results)))
                 _log(out, results, run.work)
             run.commit()
-            cache_map.add_evidence(directory, run.id, _evidence(results))
+    keep_evidence(cache_map, directory, run.path)
     results = read_json(run.path / RESULTS)
     report, title = REPORTS[results["kind"]], results["title"]
     if show:
-        Console().print(terminal(results))
+        say(terminal(results))
     else:
         log.info("%s: %s", title, report.line(results["data"]))
         for warning in report.cautions(results["data"]):

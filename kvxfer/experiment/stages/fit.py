@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kvxfer.errors import KvxferError
+from kvxfer.errors import KvxferError, files_of
 from kvxfer.experiment.loggers import RunLogger, open_logger
-from kvxfer.experiment.runs import Run, open_run, run_id
+from kvxfer.experiment.runs import Run, finished, open_run, run_id
 from kvxfer.experiment.settings import TrainSettings
 from kvxfer.experiment.stages.calibrate import REPORT, calibrate, calibration_id, load_splits
 from kvxfer.experiment.stages.describing import log_map
@@ -30,8 +30,7 @@ _RARE_TOKENS = 5
 
 def fit_map(settings: TrainSettings) -> Path:
     """Fit (or find) the map and return its run's directory, which is the artifact."""
-    known = settings.outputs / "train" / fitted_id(settings) / RECORD
-    if settings.force or not known.is_file():
+    if settings.force or not finished(settings.outputs / "train" / fitted_id(settings)):
         # Not within the run, whose seconds are the fit's alone.
         find_calibration(settings)
     question = settings.solver_config, {"calibrate": calibration_id(settings)}
@@ -43,15 +42,20 @@ def map_run(
     question: tuple[dict[str, Any], dict[str, str]],
     make: Callable[[Run, RunLogger], None],
     resumable: bool = False,
+    scaffold: Callable[[Path], list[Path]] = lambda work: [],
 ) -> Path:
-    """The directory of a map's run, made now if it is not there; ``question`` is its config and its inputs."""
+    """The directory of a map's run, made now if it is not there; ``question`` is its config and its inputs.
+
+    Args:
+        scaffold: what of the run's directory only a killed run needs.
+    """
     with open_run(settings.outputs, "train", *question, settings.force, resumable) as run:
         if run.done:
             log.info("map %s is there already: %s", run.id, run.path)
             return run.path
         with open_logger(settings.logger, run, settings.columns()) as out:
             make(run, out)
-        return run.commit()
+        return run.commit(scaffold=scaffold(run.work))
 
 
 def fitted_id(settings: TrainSettings) -> str:
@@ -62,15 +66,16 @@ def fitted_id(settings: TrainSettings) -> str:
 def named_map(outputs: Path, name: str, key: str) -> Path:
     """The directory of a map that a setting names: by its folder, or by the id of a train run."""
     for path in (Path(name).expanduser(), outputs / "train" / name):
-        if path.is_dir():
-            return path
+        with files_of(key, path):
+            if path.is_dir():
+                return path
     raise KvxferError(f"{key}={name} is no directory and no run in {outputs / 'train'}")
 
 
 def find_calibration(settings: TrainSettings) -> Path:
     """The calibration's directory, made now if it is missing and ``build_missing`` allows it."""
     path = settings.outputs / "calibrate" / calibration_id(settings)
-    if (path / RECORD).is_file():
+    if finished(path):
         return path
     if not settings.build_missing:
         raise KvxferError(

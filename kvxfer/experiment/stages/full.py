@@ -8,19 +8,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
-from kvxfer.errors import KvxferError, NotApplicable
+from kvxfer.errors import KvxferError, NotApplicable, file_error
 from kvxfer.evals.specs import FullSpec
 from kvxfer.experiment.loggers import open_logger
 from kvxfer.experiment.runs import Run, environment, open_run
 from kvxfer.experiment.settings import EvaluateSettings
-from kvxfer.experiment.stages.describing import columns, logged_metrics
-from kvxfer.files import RECORD, file_sha256, read_json
+from kvxfer.experiment.stages.describing import EVIDENCE_FILE, columns, keep_evidence, logged_metrics
+from kvxfer.files import RECORD, file_sha256, read_json, write_json
 from kvxfer.maps.artifact import CacheMap
+from kvxfer.report.console import say
 from kvxfer.report.document import PAGE, RESULTS, written
 from kvxfer.report.full import decisive, measured, missing, overall
-from kvxfer.report.rendering import terminal, write
+from kvxfer.report.rendering import plain, terminal, write
 
 log = logging.getLogger("kvxfer")
 
@@ -42,9 +41,9 @@ def _part(
         log.info("part %s is skipped: %s", name, reason)
         return missing(name, "skipped", str(reason)), None
     except Exception as error:
-        known = isinstance(error, KvxferError)
-        said = str(error) if known else f"{type(error).__name__}: {error}"
-        log.error("part %s failed: %s", name, said, exc_info=not known)
+        known = error if isinstance(error, KvxferError) else file_error(error)
+        said = str(known or f"{type(error).__name__}: {error}")
+        log.error("part %s failed: %s", name, said, exc_info=known is None)
         return missing(name, "failed", said), None
 
 
@@ -78,15 +77,16 @@ def full(
             with open_logger(settings.logger, run, columns(settings, cache_map)) as out:
                 out.metrics(logged_metrics(decisive(parts, together)["results"]))
                 write(results, run.work, folders)
+                evidence = {key: value for key, value in results.items() if key not in ("data", "map")}
+                write_json(run.work / EVIDENCE_FILE, plain(evidence))
                 for figure in sorted((run.work / "figures").glob("*.png")):
                     out.figure(figure.stem, figure)
                 out.artifact(f"eval-{run.id}", "kv-eval", written(run.work), {"map": cache_map.hash})
             run.commit()
-            evidence = {key: value for key, value in results.items() if key not in ("data", "map")}
-            cache_map.add_evidence(directory, run.id, evidence)
+    keep_evidence(cache_map, directory, run.path)
     results = read_json(run.path / RESULTS)
     if show:
-        Console().print(terminal(results))
+        say(terminal(results))
     else:
         log.info("%s: %s", results["title"], results["verdict"]["sentence"])
     if failed := [part for part in parts if part["status"] == "failed"]:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from kvxfer.errors import KvxferError
 from kvxfer.evals.evaluation import Evaluation
+from kvxfer.experiment.runs import finished
 from kvxfer.experiment.settings import EvaluateSettings, TrainSettings
 from kvxfer.experiment.stages.fit import fit_map, fitted_id, named_map
 from kvxfer.experiment.stages.random_map import make_random_map
 from kvxfer.experiment.stages.train_network import train_network, trained_id
-from kvxfer.files import RECORD
 
 log = logging.getLogger("kvxfer")
 
@@ -38,7 +38,7 @@ def find_map(settings: EvaluateSettings, key: str = "map") -> Path:
     if settings.pair.random_weights:
         return make_random_map(settings)
     home, identifier = settings.outputs / "train", train_id(settings)
-    if identifier is not None and (home / identifier / RECORD).is_file():
+    if identifier is not None and finished(home / identifier):
         return home / identifier
     said = f"map {identifier}" if identifier else f"{settings.solver_config['solver']['name']} map, nor its base,"
     if not settings.build_missing:

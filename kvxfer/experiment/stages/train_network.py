@@ -20,7 +20,7 @@ from kvxfer.evals.latency.clocks import Stopwatch
 from kvxfer.experiment.identity import identity
 from kvxfer.experiment.loggers import RunLogger
 from kvxfer.experiment.pins import refuse_changed
-from kvxfer.experiment.runs import Run, run_id, work_directory
+from kvxfer.experiment.runs import Run, finished, run_id, work_directory
 from kvxfer.experiment.settings import Training, TrainSettings
 from kvxfer.experiment.stages.describing import log_map
 from kvxfer.experiment.stages.fit import HEATMAP, fit_map, fitted_id, map_run, named_map
@@ -74,7 +74,12 @@ def train_network(settings: TrainSettings) -> Path:
     settings = replace(settings, solver_config=training.config_on(base.map.manifest))
     if (rank := _rank(training)) > 0:
         _take_part(settings, base, run_id("train", *question), rank)
-    return map_run(settings, question, lambda run, out: _train(settings, run, base, out), not settings.force)
+    return map_run(settings, question, lambda run, out: _train(settings, run, base, out), not settings.force, _scaffold)
+
+
+def _scaffold(work: Path) -> list[Path]:
+    """All checkpoints but the best, also half-written and damaged ones."""
+    return [file for file in work.rglob("*.ckpt*") if file.name != CHECKPOINT]
 
 
 def _training(settings: TrainSettings) -> Training:
@@ -87,7 +92,7 @@ def _known_base(settings: TrainSettings) -> Path | None:
     if (named := _training(settings).spec.base_map) is not None:
         return named_map(settings.outputs, named, "solver.base_map")
     path = settings.outputs / "train" / fitted_id(settings.base())
-    return path if (path / RECORD).is_file() else None
+    return path if finished(path) else None
 
 
 def _fit_base(settings: TrainSettings) -> Path:
@@ -200,9 +205,6 @@ def _train(settings: TrainSettings, run: Run, base: Base, out: RunLogger) -> Non
         shutil.copyfile(base.directory / SELECTION, run.work / SELECTION)
         r2_heatmap(read_json(run.work / SELECTION), run.work / HEATMAP)
         out.figure(Path(HEATMAP).stem, run.work / HEATMAP)
-    for file in run.work.rglob("*.ckpt"):
-        if file.name != CHECKPOINT:
-            file.unlink()
     log_trained(out, run.work, saved, layers, timed["ratio"])
 
 

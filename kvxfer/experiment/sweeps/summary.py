@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rich.console import Console
 from rich.text import Text
 
-from kvxfer.errors import KvxferError
+from kvxfer.errors import KvxferError, files_of
 from kvxfer.experiment.sweeps.jobs import Job, Outcome
 from kvxfer.experiment.sweeps.measures import MEASURES, numbers
+from kvxfer.report.console import say
 from kvxfer.report.numbers import NOTHING
 from kvxfer.report.sweep_figure import draw
 from kvxfer.report.swept import Measure, Numbers, write
@@ -30,28 +30,35 @@ class Row:
 
 
 def summarise(stage: str, home: Path, jobs: Sequence[Job], outcomes: Sequence[Outcome]) -> None:
-    """Write and print what a sweep found; the paths come last.
+    """Write, then print, what a sweep found; the paths come last.
 
     Raises:
-        KvxferError: a job failed. Everything is written and printed by then.
+        KvxferError: a job failed, or a file could not be written. All else is written and printed by then.
     """
     rows = [_row(stage, job, outcome) for job, outcome in zip(jobs, outcomes, strict=True)]
     measures = [m for m in MEASURES[stage] if any(row.numbers.get(m.key) is not None for row in rows)]
-    console = Console()
-    console.print(table(rows, [m for m in measures if m.column]).terminal())
-    for error, numbered in _errors(rows).items():
-        console.print(Text(f"failed: job {', '.join(numbered)}: {error}", style="red"), soft_wrap=True)
+    wrong, paths = None, []
+    try:
+        with files_of("paths.outputs", home):
+            paths = _write(rows, [m for m in measures if m.panel], home)
+    except KvxferError as error:
+        # What a terminal shows is then all that there is.
+        wrong = error
+    errors = (Text(f"failed: job {', '.join(each)}: {error}", style="red") for error, each in _errors(rows).items())
+    say(table(rows, [m for m in measures if m.column]).terminal(), *errors, *paths)
+    failed = [row for row in rows if row.outcome.error is not None]
+    if failed:
+        raise KvxferError(f"{len(failed)} of {len(rows)} jobs failed")
+    if wrong is not None:
+        raise wrong
+
+
+def _write(rows: Sequence[Row], measures: Sequence[Measure], home: Path) -> list[Path]:
     paths = [everything(rows).write_csv(home / SUMMARY)]
     figure = home / FIGURE
     figure.unlink(missing_ok=True)
     points = [(row.job.values, row.numbers) for row in rows if row.outcome.run is not None]
-    if draw(points, [m for m in measures if m.panel], figure):
-        paths.append(figure)
-    for path in paths:
-        print(path)
-    failed = [row for row in rows if row.outcome.error is not None]
-    if failed:
-        raise KvxferError(f"{len(failed)} of {len(rows)} jobs failed")
+    return [*paths, figure] if draw(points, measures, figure) else paths
 
 
 def _row(stage: str, job: Job, outcome: Outcome) -> Row:

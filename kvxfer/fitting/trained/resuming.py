@@ -6,21 +6,25 @@ import hashlib
 import json
 import logging
 import shutil
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from torch import Tensor
 
 from kvxfer.errors import KvxferError
+from kvxfer.files import unfinished
 from kvxfer.fitting.trained.specs import Trained, TrainerSpec
 
 log = logging.getLogger("kvxfer")
 
 CHECKPOINTS, BEST, LAST = "checkpoints", "best.ckpt", "last.ckpt"
-QUESTION, RATE = "kvxfer_question", "kvxfer_lr"
-"""What our checkpoints hold beside Lightning's own: the digest of what was asked, and the peak learning rate."""
+QUESTION, RATE, DIGEST = "kvxfer_question", "kvxfer_lr", "kvxfer_sha256"
+"""What our checkpoints hold beside Lightning's own: the digest of what was asked, the peak learning rate, and that of
+all that they hold."""
 
 
 class PlainFiles(TorchCheckpointIO):
@@ -29,8 +33,31 @@ class PlainFiles(TorchCheckpointIO):
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         file = Path(path)
         file.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(checkpoint, _unfinished(file))
-        _unfinished(file).replace(file)
+        # Torch forgets what the disk says, Python's own file does not.
+        with unfinished(file).open("wb") as stream:
+            torch.save({**checkpoint, DIGEST: digest(checkpoint)}, stream)
+        unfinished(file).replace(file)
+
+
+def digest(checkpoint: Any) -> str:
+    """SHA-256 of all values in a checkpoint; torch checks none of what it reads."""
+    found = hashlib.sha256()
+    _add(checkpoint, found.update)
+    return found.hexdigest()
+
+
+def _add(value: Any, update: Callable[[Any], None]) -> None:
+    if isinstance(value, Mapping):
+        value = [each for item in value.items() for each in item if item[0] != DIGEST]
+    if isinstance(value, Tensor):
+        update(f"{value.dtype} {tuple(value.shape)}".encode())
+        update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    elif isinstance(value, list | tuple):
+        update(f"{len(value)} of".encode())
+        for each in value:
+            _add(each, update)
+    else:
+        update(f"{value!r};".encode())
 
 
 @dataclass(frozen=True)
@@ -82,6 +109,8 @@ def read_checkpoint(path: Path, asked: str, source: str, whole: bool = True) -> 
         # Mapped: tensors that nobody asks for are not read.
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         found = state[QUESTION]
+        if DIGEST in state and state[DIGEST] != digest(state):
+            raise ValueError("it is not as it was written")
     except Exception as error:  # torch tells a damaged file in many ways, which depend on where it is damaged
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise KvxferError(f"{source}: {path} is no checkpoint of a trained map ({reason})") from error
@@ -114,15 +143,20 @@ def find_checkpoint(given: str | None, folder: Path, asked: str, first: bool) ->
         folder.mkdir(parents=True, exist_ok=True)
         for file, name in ((best, BEST), (path, LAST)):
             # Whole or not at all, and the one that a restart looks for comes last.
-            shutil.copyfile(file, _unfinished(folder / name))
-            _unfinished(folder / name).replace(folder / name)
+            shutil.copyfile(file, unfinished(folder / name))
+            unfinished(folder / name).replace(folder / name)
     if not own.is_file():
         return None
-    found = read_checkpoint(own, asked, "the run's own last checkpoint (force=true begins anew)")
+    try:
+        found = read_checkpoint(own, asked, "the run's own last checkpoint")
+        read_checkpoint(folder / BEST, asked, "the run's own best checkpoint", whole=False)
+    except KvxferError as error:
+        if first:
+            log.warning("%s: its checkpoints are set aside, and training begins anew", error)
+            for name in (LAST, BEST):
+                if (folder / name).exists():
+                    (folder / name).replace(folder / f"{name}.damaged")
+        return None
     if first:
         log.info("training goes on at step %d, from %s", found.step, own)
     return found
-
-
-def _unfinished(file: Path) -> Path:
-    return file.with_name(f".{file.name}.tmp")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import shutil
@@ -173,11 +174,36 @@ def test_what_a_checkpoint_needs_beside_it(tiny_pair: Pair, tmp_path: Path, done
         fit(tiny_pair, tmp_path / "work", ckpt_path=str(tmp_path / "alone.ckpt"))
 
 
-def test_a_broken_checkpoint_of_its_own(tiny_pair: Pair, tmp_path: Path) -> None:
-    (tmp_path / "checkpoints").mkdir()
-    (tmp_path / "checkpoints" / "last.ckpt").write_bytes(b"half a file")
-    with pytest.raises(KvxferError, match=r"own last checkpoint \(force=true begins anew\): .* is no checkpoint"):
-        fit(tiny_pair, tmp_path)
+@pytest.mark.parametrize("name", ["last.ckpt", "best.ckpt"])
+@pytest.mark.parametrize("damage", ["half", "number", "gone"])
+def test_a_broken_checkpoint_of_its_own_is_set_aside(
+    damage: str,
+    name: str,
+    tiny_pair: Pair,
+    tmp_path: Path,
+    whole: tuple[Path, TrainedMap],
+    done: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Training begins anew, and ends as one that nothing befell."""
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(done, folder)
+    file = folder / name
+    if damage == "half":
+        file.write_bytes(file.read_bytes()[:1000])
+    elif damage == "gone":
+        file.unlink()
+    else:
+        state = torch.load(file, weights_only=True)
+        next(iter(state["state_dict"].values())).view(-1)[0] += 1
+        torch.save(state, file)
+    monkeypatch.setattr(logging.getLogger("kvxfer"), "propagate", True)
+    assert same(fit(tiny_pair, tmp_path), whole[1])
+    if (name, damage) == ("last.ckpt", "gone"):
+        return
+    assert "set aside, and training begins anew" in caplog.text
+    assert ((folder / f"{name}.damaged").exists()) == (damage != "gone")
 
 
 @pytest.fixture(scope="module")
