@@ -31,7 +31,7 @@ def make_settings(
     """Settings of a pass over a few rows of the toy world: batches of 4, a checkpoint after every one."""
     rows = CorpusSpec(**{"name": "toy", "kind": "toy", "length": LENGTH, "rows": ROWS, **(corpus or {})})
     spec = CalibrationSpec(**{"batch_size": 4, "checkpoint_minutes": 0.0, **(calibration or {})})
-    return CalibrateSettings(pair, rows, spec, LoggerSpec(wandb="disabled"), outputs, force)
+    return CalibrateSettings(pair, rows, spec, LoggerSpec(wandb="disabled"), outputs, force, verify=False)
 
 
 def remember_prefills(monkeypatch: pytest.MonkeyPatch) -> list[int]:
