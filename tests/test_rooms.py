@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from graphlib import CycleError, TopologicalSorter
 
 import grimp
@@ -16,3 +17,18 @@ def test_no_file_imports_itself_by_way_of_others() -> None:
         TopologicalSorter(found).prepare()
     except CycleError as error:
         pytest.fail(" <- ".join(error.args[1]))
+
+
+@pytest.mark.parametrize(
+    ("former", "name", "module"),
+    [
+        ("runs", "environment", "experiment.runs"),
+        ("corpus", "leading_bos", "text.corpus"),
+        ("loggers", "LoggerSpec", "experiment.loggers"),
+    ],
+)
+def test_what_scripts_import_is_found_under_its_former_name(former: str, name: str, module: str) -> None:
+    given = getattr(importlib.import_module(f"kvxfer.{former}"), name)
+    assert given is getattr(importlib.import_module(f"kvxfer.{module}"), name)
+    with pytest.raises(ImportError, match="none_such"):
+        exec(f"from kvxfer.{former} import none_such")
