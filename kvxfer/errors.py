@@ -47,6 +47,8 @@ _FULL_OR_BROKEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.E
 """What a library may say of a file that it does not name, but that was certainly being written."""
 _NUMBERED = re.compile(r"\(os error (\d+)\)|\[Errno (\d+)\]")
 _NAMED = {os.strerror(number): number for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)}
+_MAPPED = re.compile(r"file <([^>]+)>.*\((\d+)\)")
+"""How torch tells of a file that it can't open or map: the path and the number."""
 # Torch's writer is C++ and forgets what the disk said.
 _TORCH = ("PytorchStreamWriter", "inline_container", "unexpected pos ")
 
@@ -110,6 +112,8 @@ def _said(error: BaseException) -> _Said | None:
             number = _number_in(str(seen)) if seen.errno is None else seen.errno
             network = isinstance(seen, ConnectionError | TimeoutError)
             return _Said(number, None if path is None else os.fsdecode(path), words, network)
+        if (mapped := _MAPPED.search(words)) is not None:
+            return _Said(int(mapped[2]), mapped[1], words)
         if (number := _number_in(str(seen))) is not None:
             return _Said(number, None, words)
         if any(word in str(seen) for word in _TORCH):

@@ -65,6 +65,11 @@ def test_libraries_that_are_no_python(save: Any, tmp_path: Path) -> None:
     assert told is not None or "does not exist" in str(error)
 
 
+def test_a_file_that_torch_cannot_map(tmp_path: Path) -> None:
+    told = file_error(raised(torch.UntypedStorage.from_file, str(tmp_path / "none"), False, 8))
+    assert str(told) == f"{tmp_path / 'none'}: no such file or folder; give a path that exists"
+
+
 def test_torch_on_a_full_disk() -> None:
     with open("/dev/full", "wb", buffering=0) as full:
         told = file_error(raised(torch.save, {"a": torch.zeros(99)}, full))

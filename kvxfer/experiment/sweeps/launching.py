@@ -52,7 +52,9 @@ def run_all(launch: Launch, jobs: Sequence[list[str]], first: int, home: Path) -
             begun = {number: _told(home, number) for number in numbers if outcome_file(home, number).is_file()}
             if not begun:
                 raise
-            said = f"its worker was killed, or left without a word ({type(error).__name__}: {one_line(error)})"
+            # Of joblib's advice the first sentence will do.
+            reason = f"{type(error).__name__}: {one_line(error).partition('. ')[0]}"
+            said = f"its worker was killed, or left without a word ({reason})"
             for number, outcome in begun.items():
                 if outcome is None and number in suspects:
                     outcome = Outcome(error=f"{said}; give it more memory, or fewer jobs at a time")
