@@ -52,8 +52,8 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Read:
     seen = Read()
     inner = corpus._documents
 
-    def documents(spec: CorpusSpec, split: str) -> Iterator[tuple[str, str]]:
-        for key, content in inner(spec, split):
+    def documents(spec: CorpusSpec, split: str, *more: Any) -> Iterator[tuple[str, str]]:
+        for key, content in inner(spec, split, *more):
             seen.add(split, key)
             yield key, content
 

@@ -15,7 +15,7 @@ from kvxfer.errors import KvxferError
 from kvxfer.experiment.identity import identity
 from kvxfer.experiment.stages import calibrate as stage
 from kvxfer.experiment.stages.calibrate import KEPT, REPORT, calibrate, calibration_id, load_splits
-from kvxfer.files import read_json
+from kvxfer.files import read_json, read_sealed
 from kvxfer.fitting import keeping
 from kvxfer.fitting.closed import Ridge, Splits, Weighted
 from kvxfer.fitting.closed.engine import Engine
@@ -152,7 +152,7 @@ def test_a_killed_run_does_not_choose_again(tiny_pair: Pair, tmp_path: Path, mon
     with pytest.raises(ZeroDivisionError):
         calibrate(settings)
     (left,) = (tmp_path / "calibrate").glob(f".*.partial/{KEPT}")
-    kept = read_json(left)
+    kept = read_sealed(left)
     monkeypatch.setattr(stage, "accumulate", accumulate)
     monkeypatch.setattr(stage, "choose_kept", lambda *_: 1 / 0)
     path = calibrate(settings)
