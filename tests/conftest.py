@@ -11,19 +11,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import shape_checks  # noqa: F401  (before anything of this package)
+from composing_once import composed_once
 from hub_cache import hub_cache  # noqa: F401  (a fixture)
-from hydra import compose
-from hydra.core.global_hydra import GlobalHydra
 from launching import PNG, command, launched  # noqa: F401  (two fixtures)
 from matplotlib.figure import Figure
 
-from kvxfer.experiment.sweeps.composing import Composer
 from kvxfer.models.pair import Pair, load_pair
 from kvxfer.models.spec import ModelSpec, PairSpec
 
@@ -39,18 +35,7 @@ def _digests_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
 
 @pytest.fixture(scope="session", autouse=True)
 def _compose_options_once() -> Iterator[None]:
-    """Hundreds of small runs differ in values alone: their options are read once, as those of a grid's jobs are."""
-    composers: dict[tuple[str, str], Composer] = {}
-
-    def remembered(stage: str, overrides: list[str]) -> Any:
-        loader = GlobalHydra.instance().config_loader()
-        place = stage, str(loader.get_search_path())
-        if place not in composers:
-            composers[place] = Composer(loader, partial(compose, stage))
-        return composers[place].compose(overrides)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("kvxfer.experiment.config.hydra_compose", remembered)
+    with composed_once():
         yield
 
 

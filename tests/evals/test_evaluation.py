@@ -163,6 +163,17 @@ def test_evidence_lies_beside_the_map_and_names_it(done):
     assert "items" not in evidence
 
 
+def test_a_map_that_can_only_be_read_is_evaluated_and_its_evidence_kept(done, overrides, map_copy, caplog):
+    outputs, results = done
+    shutil.rmtree(map_copy / "evidence")
+    (map_copy / "evidence").write_text("in the way of a folder, for root too")
+    with caplog.at_level("WARNING", "kvxfer"):
+        directory = run("evaluate", outputs, *overrides, f"map={map_copy}")
+    kept = directory / "evidence.json"
+    assert any(said.endswith(f"what was found of it lies in {kept}") for said in caplog.messages)
+    assert json.loads(kept.read_text())["conditions"] == results["data"]["conditions"]
+
+
 def test_the_same_evaluation_again_says_the_same(done, overrides, tmp_path):
     outputs, results = done
     directory = outputs / "train" / results["map"]["run_id"]
