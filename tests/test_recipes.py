@@ -7,20 +7,37 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
 CODE = r"`([^`]+)`"
+WARM = """
+import os, shlex, sys
+import lightning, matplotlib.pyplot, scipy.stats, torchmetrics, transformers.models.qwen3
+import pytest
+for command in sys.stdin:
+    child = os.fork()
+    if not child:
+        with open("said.txt", "w") as said:
+            os.dup2(said.fileno(), 1)
+            os.dup2(said.fileno(), 2)
+        sys.path.insert(0, os.getcwd())
+        code = pytest.main(shlex.split(command)[1:])
+        sys.stdout.flush()
+        os._exit(code)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+"""Does what ``pytest ...`` does, for every line that it is given, without importing the libraries anew."""
 
 
 class Follower:
     """Does what numbered steps say, in a copy of the tree."""
 
-    def __init__(self, tree: Path) -> None:
-        self.tree, self.ran = tree, 0
+    def __init__(self, tree: Path, process: subprocess.Popen[str]) -> None:
+        self.tree, self.process, self.ran = tree, process, 0
         self.file = tree
         self.verbs: dict[str, Callable[..., None]] = {
             rf"[Cc]opy {CODE} to {CODE}": self.copy,
@@ -62,13 +79,12 @@ class Follower:
         self.replace(f"{places[0]}\n", f"{places[0]}\n{indent}{line}\n")
 
     def run(self, command: str) -> None:
-        here = {"PYTHONPATH": str(self.tree), "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-        environment = {**os.environ, **here}
-        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # the next recipe's command reads what this one compiled
-        done = subprocess.run(
-            command, shell=True, cwd=self.tree, env=environment, text=True, capture_output=True, check=False
-        )
-        assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+        assert command.startswith("pytest "), command
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        print(command, file=self.process.stdin, flush=True)
+        code = self.process.stdout.readline()
+        assert code == "0\n", f"{command}\n{(self.tree / 'said.txt').read_text()[-6000:]}"
         self.ran += 1
 
 
@@ -97,9 +113,22 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy
 
 
+@pytest.fixture(scope="module")
+def process(tree: Path) -> Iterator[subprocess.Popen[str]]:
+    """What runs the recipes' commands there."""
+    # pytest would rewrite the asserts of every plugin's package that is installed, and of one the libraries use.
+    plugins = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "jaxtyping._pytest_plugin,pytest_timeout"}
+    environment = {**os.environ, **plugins, "PYTHONPATH": str(tree)}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # the next recipe's command reads what this one compiled
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", WARM], cwd=tree, env=environment, **pipes) as running:
+        yield running
+        running.terminate()
+
+
 @pytest.mark.parametrize("name", recipes())
-def test_a_recipe_followed_to_the_letter_works(name: str, tree: Path) -> None:
-    follower = Follower(tree)
+def test_a_recipe_followed_to_the_letter_works(name: str, tree: Path, process: subprocess.Popen[str]) -> None:
+    follower = Follower(tree, process)
     for step in recipes()[name]:
         follower.follow(step)
     assert follower.ran, "a recipe ends with a command that shows that it worked"
