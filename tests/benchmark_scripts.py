@@ -13,6 +13,7 @@ from tests.launching import REPOSITORY
 
 def load_benchmark(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """``benchmarks/<name>.py``, known under that name while the test runs."""
+    monkeypatch.syspath_prepend(REPOSITORY / "benchmarks")
     spec = importlib.util.spec_from_file_location(f"benchmark_{name}", REPOSITORY / "benchmarks" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None

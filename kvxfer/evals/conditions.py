@@ -88,13 +88,12 @@ def mapped_conditions(
     """
     head, tail = transfer.split(prompt)
     exact, read = transfer.exact(head), transfer.prefill(head) if read is None else read
-    mapped = transfer.span(read, head)
-    caches = {"mapped": transfer.planned(mapped, exact)}
+    caches = {"mapped": transfer.handed(read, head, exact)}
     if controls is not None:
         donors = transfer.split(controls.donors)[0]
-        caches["mapped_all"] = mapped
-        caches["wrong_donor"] = transfer.planned(transfer.span(transfer.prefill(donors), donors), exact)
-        caches["random_map"] = transfer.planned(controls.random.span(read, head), exact)
+        caches["mapped_all"] = transfer.span(read, head)
+        caches["wrong_donor"] = transfer.handed(transfer.prefill(donors), donors, exact)
+        caches["random_map"] = controls.random.handed(read, head, exact)
     return {name: Prepared(transfer.pair.target, cache, tail) for name, cache in caches.items()}
 
 

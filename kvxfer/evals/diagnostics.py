@@ -152,9 +152,9 @@ class Diagnosis:
         head, tail = ids[:, :stop], ids[:, stop:]
         true, queries = pair.target.queries(ids)
         read = self.transfer.prefill(head)
-        mapped, content = self.transfer.span_and_content(read, head)
+        content = self.transfer.content(read, head)
         self.content.add(pair.content("target", true.span(0, stop)), content, first, stop)
-        handed = mapped.starting_with(true.span(0, first))
+        handed = self.transfer.handed(read, head, true.span(0, first) if first else None)
         cache = true.starting_with(handed)
         for layer, each in enumerate(queries):
             self._add_layer(layer, each[:, :, stop:].float(), true, cache, first, stop)

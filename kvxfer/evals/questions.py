@@ -116,7 +116,8 @@ class Questions(QuestionsSpec, Evaluation):
         if self.conditions != "all":
             return None
         twin = random_twin(subject.cache_map, subject.pair.target.geometry.kv_heads)
-        return replace(subject.transfer, mapper=Mapper(twin, subject.pair.target.device, pair=subject.pair))
+        mapper = Mapper(twin, subject.pair.target.device, subject.mapper.dtype, subject.pair)
+        return replace(subject.transfer, mapper=mapper)
 
 
 def _score(

@@ -152,7 +152,8 @@ _CALIBRATE = _stage(
 _TRAIN = _stage(
     "Train", ["features", "solver", "trainer", "penalty", "rank"], [("build_missing", bool, True)], _CALIBRATE
 )
-_EVALUATE = _stage("Evaluate", ["plan", "eval"], [("map", Union[str, NoneType], None)], _TRAIN)  # noqa: UP007
+_OF_MAPS = [("map", Union[str, NoneType], None), ("map_dtype", str, "auto")]  # noqa: UP007
+_EVALUATE = _stage("Evaluate", ["plan", "eval"], _OF_MAPS, _TRAIN)
 
 SCHEMAS: dict[str, type] = {"calibrate": _CALIBRATE, "train": _TRAIN, "evaluate": _EVALUATE}
 

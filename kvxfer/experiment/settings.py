@@ -21,7 +21,7 @@ from kvxfer.fitting.closed import SOLVERS, Solver
 from kvxfer.fitting.dials import PENALTIES, RANKS
 from kvxfer.fitting.trained.specs import TRAINED, Trained, TrainerSpec
 from kvxfer.maps.blocks import DESIGNS, Features, named
-from kvxfer.maps.plan import Plan
+from kvxfer.maps.plan import MAP_DTYPES, Plan
 from kvxfer.models.spec import PairSpec
 from kvxfer.moments.spec import CALIBRATION_SPLITS, CalibrationSpec
 from kvxfer.text.spec import TRAINING, CorpusSpec
@@ -110,6 +110,7 @@ class EvaluateSettings(TrainSettings):
     plan: Plan
     eval: Evaluation | FullSpec
     map: str | None
+    map_dtype: str = "auto"
     domains: tuple[CorpusSpec, ...] = ()
     parts: Mapping[str, EvaluateSettings | NotApplicable] = field(default_factory=dict)
 
@@ -319,4 +320,14 @@ def evaluate(
         )
     texts = tuple(built(CorpusSpec, vars(each), "corpus") for each in domains)
     plan = built(Plan, vars(conf.plan), "plan")
-    return EvaluateSettings(**_training(conf), plan=plan, eval=spec, map=conf.map, domains=texts, parts=parts or {})
+    if conf.map_dtype not in MAP_DTYPES:
+        raise KvxferError(f"map_dtype={conf.map_dtype!r} is none of {', '.join(MAP_DTYPES)}")
+    return EvaluateSettings(
+        **_training(conf),
+        plan=plan,
+        eval=spec,
+        map=conf.map,
+        map_dtype=conf.map_dtype,
+        domains=texts,
+        parts=parts or {},
+    )

@@ -1,45 +1,137 @@
-"""Running a map: a source's cache in content space becomes the target's, in content space."""
+"""Running a map: the cache that a source holds becomes the target's, in one pass over chunks of tokens.
+
+Of a chunk, each source layer's keys are stripped once, target layers that read the same blocks are one matrix product,
+with its bias, in the map's dtype, and what it gives is rotated and written where the target's cache lies. So what is
+held beside both caches is a chunk, however long the prompt is. No engine's cache class is known here: ``Views`` are
+read and written.
+"""
 
 from __future__ import annotations
 
-import functools
+import math
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from kvxfer.maps.artifact import CacheMap
-from kvxfer.maps.blocks import Block, Output
-from kvxfer.maps.columns import TargetTokens, block_columns
+from kvxfer.maps.blocks import RANDOM, Block, Output
+from kvxfer.maps.columns import TargetTokens, hidden_states
+from kvxfer.maps.linear import LinearLayer
+from kvxfer.maps.products import fastest
+from kvxfer.maps.random_features import RandomFeatures, random_columns
 from kvxfer.maps.trunks import ACTIVATIONS, Trunk
+from kvxfer.models import rope
 from kvxfer.models.kv import KV
 
 if TYPE_CHECKING:
     from kvxfer.models.pair import Pair
 
+_TOKENS = {"cpu": 2048}
+_BYTES = {"cpu": 1 << 27}
+"""A chunk's tokens, all rows together, and bytes: enough for fast products, few enough for a processor's caches."""
+_MORE_TOKENS, _MORE_BYTES = 16384, 1 << 30
+_APART = 32
+
+Angles = Callable[
+    [slice, slice], tuple[Float[Tensor, "#batch tokens 1 rotary"], Float[Tensor, "#batch tokens 1 rotary"]]
+]
+"""Of some rows and tokens, what ``rope.turn_into`` turns their keys by."""
+
+Known = Callable[[slice, slice], TargetTokens]
+"""What the target knows of some rows' tokens."""
+
+
+@dataclass(frozen=True)
+class Views:
+    """A cache as a map reads or writes it: views of whatever holds it, so that what holds it may be of any kind.
+
+    Attributes:
+        keys, values: of every layer, in any dtype and layout.
+        angles: what takes keys read to content space, or keys written out of it; None where they are in it.
+        hidden: the model's final hidden states, where a map reads them.
+    """
+
+    keys: list[Float[Tensor, "batch tokens heads dim"]]
+    values: list[Float[Tensor, "batch tokens heads dim"]]
+    angles: Angles | None = None
+    hidden: Float[Tensor, "batch tokens hidden"] | None = None
+
+    @staticmethod
+    def of(kv: KV, angles: Angles | None = None) -> Views:
+        """Views of a cache ``[batch, heads, tokens, dim]``."""
+        keys, values = ([x.transpose(1, 2) for x in layers] for layers in (kv.keys, kv.values))
+        return Views(keys, values, angles, kv.hidden)
+
+    def copy(self, kind: str, layer: int, rows: slice, tokens: slice, turn: _Turn, out: Tensor) -> None:
+        """Some tokens of a layer, in content space, into ``out`` (``[rows, tokens, heads, dim]``, any dtype)."""
+        _copy(kind, getattr(self, kind)[layer][rows, tokens], turn, out)
+
+    def put(self, kind: str, layer: int, rows: slice, tokens: slice, turn: _Turn, x: Tensor) -> None:
+        """Content of some tokens into a layer."""
+        _copy(kind, x, turn, getattr(self, kind)[layer][rows, tokens])
+
+    def turn(self, rows: slice, tokens: slice) -> _Turn:
+        """What turns some tokens' keys."""
+        return None if self.angles is None else self.angles(rows, tokens)
+
+
+_Turn = tuple[Tensor, Tensor] | None
+
+_Chunk = tuple[slice, slice]
+"""Rows and tokens."""
+
+
+def _copy(kind: str, x: Tensor, turn: _Turn, out: Tensor) -> None:
+    if turn is not None and kind == "keys":
+        rope.turn_into(out, x, *turn)
+    else:
+        out.copy_(x)
+
 
 @dataclass(frozen=True)
 class _Product:
-    """Outputs that read the same blocks in the same form, as one batched matrix product."""
+    """Outputs that read the same blocks in the same form, as one batched matrix product with its bias."""
 
     blocks: tuple[Block, ...]
     outputs: list[Output]
     weight: Float[Tensor, "groups features all_inner"]
     right: Float[Tensor, "groups_outputs inner columns"] | None
-    bias: Float[Tensor, "outputs width"]
+    bias: Float[Tensor, "products 1 width"]
     groups: int
 
-    def run(self, x: Float[Tensor, "groups rows features"]) -> Float[Tensor, "groups rows outputs columns"]:
-        """The linear part of every output, without its bias."""
-        y = x @ self.weight
-        if self.right is None:
-            return y.unflatten(-1, (len(self.outputs), -1))
-        # Each output has its own second factor.
-        y = y.unflatten(-1, (len(self.outputs), -1)).transpose(1, 2)
-        return (y @ self.right.unflatten(0, (self.groups, len(self.outputs)))).transpose(1, 2)
+    @staticmethod
+    def of(layers: dict[Output, LinearLayer], device: str | torch.device, dtype: torch.dtype) -> _Product:
+        """Layers of the same blocks, groups and inner width, with or without a second factor."""
+        first, parts = next(iter(layers.values())), list(layers.values())
+        weight = torch.cat([part.weight for part in parts], dim=2).to(device, dtype)
+        # Outputs by rows, as products of all dtypes like it.
+        weight = weight.mT.contiguous().mT
+        bias = torch.stack([part.bias for part in parts]).to(device, dtype)
+        bias = bias.unflatten(-1, (first.groups, -1)).transpose(0, 1)
+        rights = [part.right for part in parts if part.right is not None]
+        # Group-major, so that a view gives [groups, outputs].
+        right = torch.stack(rights, dim=1).flatten(0, 1).to(device, dtype) if rights else None
+        bias = (bias.flatten(1) if right is None else bias.flatten(0, 1))[:, None].contiguous()
+        return _Product(first.blocks, list(layers), weight, right, bias, first.groups)
+
+    def run(self, x: Float[Tensor, "groups rows features"]) -> Float[Tensor, "groups rows outputs _"]:
+        """What every output gets of its linear part."""
+        count = len(self.outputs)
+        if self.right is not None:
+            # Each output has its own second factor.
+            y = (x @ self.weight).unflatten(-1, (count, -1)).transpose(1, 2).flatten(0, 1)
+            return torch.baddbmm(self.bias, y, self.right).unflatten(0, (self.groups, count)).transpose(1, 2)
+        if self.groups > 1:
+            y = torch.baddbmm(self.bias, x, self.weight)
+        else:
+            out = _memory.take("products", x, x.shape[1], self.weight.shape[2])
+            y = fastest(x.device, x.dtype).run(x[0], self.weight[0], self.bias[0, 0], out)[None]
+        return y.unflatten(-1, (count, -1))
 
 
 @dataclass(frozen=True)
@@ -91,54 +183,114 @@ class _Trunks:
                 yield output, found[number, :, n]
 
 
-class _Columns:
-    """The columns of blocks of one source's content, where and as products read them.
+class _Memory(threading.local):
+    """What chunks use in turns, kept by each thread: memory that is asked for anew is slow at first."""
 
-    The last design is kept: what comes next often reads it too.
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, torch.device, torch.dtype], Tensor] = {}
+
+    def take(self, name: str, like: Tensor, *shape: int) -> Tensor:
+        """A tensor of unknown content, of this shape; what was taken under this name before is overwritten."""
+        size, key = math.prod(shape), (name, like.device, like.dtype)
+        if key not in self._kept or self._kept[key].numel() < size:
+            # Training, which is in no inference mode, writes to it too.
+            with torch.inference_mode(mode=False):
+                self._kept[key] = torch.empty(size, device=like.device, dtype=like.dtype)
+        return self._kept[key][:size].view(shape)
+
+
+_memory = _Memory()
+
+
+class _Columns:
+    """The columns of one chunk's tokens: what the source's layers give, each once, and what else is known of them.
+
+    Attributes:
+        rows, tokens: of the chunk; columns are there of ``back`` tokens before them too.
     """
 
-    def __init__(self, source: KV, extra: Callable[[Block], Tensor], like: Tensor) -> None:
-        self.source, self._like = source, like
-        self._extra = functools.cache(extra)
-        self._last: tuple[tuple[Block, ...], int, Tensor] | None = None
+    def __init__(self, mapper: Mapper, source: Views, known: Known, real: Tensor | None, chunk: _Chunk) -> None:
+        rows, span = chunk
+        self.back = min(mapper.lookback, span.start)
+        here = slice(span.start - self.back, span.stop)
+        self.rows, self.tokens = rows.stop - rows.start, span.stop - span.start
+        self._last: tuple[tuple[Block, ...], int, Tensor] = ((), 0, torch.empty(0))
+        self._places = mapper.read
+        heads, dim = source.keys[0].shape[2:]
+        self._width = heads * dim
+        width = len(mapper.read) * self._width
+        # Rows a power of two apart would share the lines of a processor's cache.
+        columns = _memory.take("columns", mapper.like, self.rows, self.back + self.tokens, width + _APART)
+        self._columns = columns[..., :width]
+        turn = source.turn(rows, here)
+        for layer, kind in mapper.read:
+            place = self._source(Block(layer, kind)).unflatten(-1, (heads, dim))
+            source.copy(kind, layer, rows, here, turn, place)
+        padding = None if real is None else ~real[rows, here, None]
+        if padding is not None:
+            self._columns.masked_fill_(padding, 0)
+        self._extras = {}
+        about = known(rows, here) if mapper.extras else TargetTokens(None, None)
+        for kind in {block.kind for block in mapper.extras}:
+            found = self._extra(Block(0, kind), mapper.random, about, source, (rows, here)).to(self._columns)
+            self._extras[kind] = found if padding is None else found.masked_fill(padding, 0)
+
+    def _extra(
+        self, block: Block, random: RandomFeatures | None, known: TargetTokens, source: Views, chunk: _Chunk
+    ) -> Float[Tensor, "rows tokens width"]:
+        if block.kind in RANDOM:
+            return random_columns(random, block, self._source)
+        return hidden_states(source.hidden)[chunk] if block.kind == "source_hidden" else known.columns(block)
+
+    def _source(self, block: Block) -> Float[Tensor, "rows tokens width"]:
+        place = self._places[block.layer, block.kind] * self._width
+        return self._columns[..., place : place + self._width]
 
     def design(self, blocks: tuple[Block, ...], groups: int) -> Float[Tensor, "groups rows features"]:
-        """The columns of blocks side by side; with groups, group g's are those of head g of every block."""
-        if self._last is None or self._last[:2] != (blocks, groups):
-            self._last = None  # its memory is free before the next is made
+        """The columns of blocks side by side; with groups, group g's are those of head g of every block.
+
+        The last design is kept: what comes next often reads it too.
+        """
+        if self._last[:2] != (blocks, groups):
             self._last = (blocks, groups, self._gathered(blocks, groups))
         return self._last[2]
 
     def _gathered(self, blocks: tuple[Block, ...], groups: int) -> Float[Tensor, "groups rows features"]:
-        batch, heads, tokens, dim = self.source.keys[0].shape
-        widths = [(heads * dim if b.is_source else self._extra(b).shape[-1]) // groups for b in blocks]
-        x = self._like.new_empty((groups, batch, tokens, sum(widths)))
-        for block, place in zip(blocks, x.split(widths, dim=-1), strict=True):
-            if not block.is_source:
-                place.copy_(self._extra(block).view(batch, tokens, groups, place.shape[-1]).permute(2, 0, 1, 3))
-                continue
-            # Straight from the cache's [batch, heads, tokens, dim], with no columns in between.
-            tensor = getattr(self.source, block.kind)[block.layer].view(batch, groups, heads // groups, tokens, dim)
-            tensor, place = tensor.permute(1, 0, 3, 2, 4), place.view(groups, batch, tokens, heads // groups, dim)
-            if block.offset:
-                back = min(-block.offset, tokens)
-                place[:, :, :back] = 0
-                tensor, place = tensor[:, :, : tokens - back], place[:, :, back:]
-            place.copy_(tensor)
-        return x.view(groups, batch * tokens, sum(widths))
+        if groups == 1 and (self.rows == 1 or not self.back) and (there := self._neighbours(blocks)) is not None:
+            return self._columns[:, self.back :, there].flatten(0, 1)[None]
+        parts = [self._source(b) if b.is_source else self._extras[b.kind] for b in blocks]
+        widths = [part.shape[-1] // groups for part in parts]
+        x = _memory.take("design", self._columns, groups, self.rows, self.tokens, sum(widths))
+        for block, part, place in zip(blocks, parts, x.split(widths, dim=-1), strict=True):
+            # The first tokens of a row have none so far before them.
+            lack = min(max(-block.offset - self.back, 0), self.tokens)
+            place[:, :, :lack] = 0
+            first = self.back + block.offset + lack
+            of_groups = part[:, first : first + self.tokens - lack].unflatten(-1, (groups, -1))
+            place[:, :, lack:].copy_(of_groups.permute(2, 0, 1, 3))
+        return x.flatten(1, 2)
+
+    def _neighbours(self, blocks: tuple[Block, ...]) -> slice | None:
+        """Where blocks lie side by side already, if they do."""
+        if not all(block.is_source and not block.offset for block in blocks):
+            return None
+        places = [self._places[block.layer, block.kind] for block in blocks]
+        if places != list(range(places[0], places[0] + len(places))):
+            return None
+        return slice(places[0] * self._width, (places[-1] + 1) * self._width)
 
 
 class Mapper:
     """A map ready to run on a device: target layers that read the same blocks are one matrix product, and so are
     the layers of trunks that read the same blocks.
 
-    For work in content space (training, content errors). Whoever wants a cache that the target can go on from calls
-    ``kvxfer.handoff.transfer``, which knows positions, what the map reads and the plan.
+    Whoever wants a cache that the target can go on from calls ``kvxfer.handoff.transfer``, which knows positions, what
+    the map reads and the plan; ``map`` and ``content`` are for work in content space (training, content errors).
 
     Args:
         cache_map: the map.
         device: where it runs.
-        dtype: of the products.
+        dtype: of the products (``kvxfer.maps.products`` knows the device's fastest).
         pair: needed by a map that reads what the target knows of a token.
     """
 
@@ -150,38 +302,39 @@ class Mapper:
         pair: Pair | None = None,
     ) -> None:
         self.pair, self.extras, self.dtype = pair, cache_map.extras, dtype
-        self.random = None if cache_map.random is None else cache_map.random.to(device)
-        shared: dict[tuple[tuple[Block, ...], int, int, bool], list[Output]] = {}
+        self.random = None if cache_map.random is None else cache_map.random.to(device, dtype)
+        shared: dict[tuple[tuple[Block, ...], int, int, bool], dict[Output, LinearLayer]] = {}
         for output, layer in cache_map.layers.items():
-            form = (layer.blocks, layer.groups, layer.weight.shape[-1], layer.right is None)
-            shared.setdefault(form, []).append(output)
-        self.products = []
-        for (blocks, groups, *_), outputs in shared.items():
-            parts = [cache_map.layers[output] for output in outputs]
-            weight = torch.cat([part.weight for part in parts], dim=2).to(device, dtype)
-            bias = torch.stack([part.bias for part in parts]).to(device, dtype)
-            rights = [part.right for part in parts if part.right is not None]
-            # Group-major, so that a view gives [groups, outputs].
-            right = torch.stack(rights, dim=1).flatten(0, 1).to(device, dtype) if rights else None
-            self.products.append(_Product(blocks, outputs, weight, right, bias, groups))
+            if layer.blocks:
+                form = (layer.blocks, layer.groups, layer.weight.shape[-1], layer.right is None)
+                shared.setdefault(form, {})[output] = layer
+        self.products = [_Product.of(layers, device, dtype) for layers in shared.values()]
         self.trunks = [_Trunks.of(trunks, device, dtype) for trunks in _alike(cache_map.trunks)]
+        self.constant = {
+            output: layer.bias.to(device, dtype) for output, layer in cache_map.layers.items() if not layer.blocks
+        }
+        """What outputs without a linear part are but for their trunks."""
         self.layers = 1 + max(layer for layer, _ in cache_map.layers)
         self.lookback = max((-block.offset for block in cache_map.blocks), default=0)
         """How many tokens before a token the map reads."""
         self.needs_hidden = any(block.kind == "source_hidden" for block in self.extras)
         """Whether the map reads the source's final hidden states."""
+        self.read = {place: n for n, place in enumerate(_read(cache_map, [*self.products, *self.trunks]))}
+        """The source's layers and kinds that the map reads, in the order in which products do."""
+        self._widest = cache_map.width * (len(self.read) + len(cache_map.layers))
+        """Numbers that a token takes in a chunk, nearly."""
+        self.like = torch.empty(0, device=device, dtype=dtype)
 
     @torch.inference_mode()
     def map(self, content: KV, ids: Int[Tensor, "batch tokens"] | None = None) -> KV:
         """The target's content of every token of the source's content (both ``[batch, heads, tokens, dim]``).
 
+        Float32, or the products' dtype where that is finer.
+
         Args:
             ids: the tokens themselves, needed by a map that reads what the target knows of them.
         """
-        known = TargetTokens(None, None)
-        if self.pair is not None and ids is not None:
-            known = TargetTokens.of(self.pair, ids, self.extras)
-        return self.content(content, known)
+        return self._mapped(content, self.known(ids))
 
     def content(self, source: KV, known: TargetTokens) -> KV:
         """The same where what the target knows of the tokens has been computed already, and in the caller's mode.
@@ -189,41 +342,84 @@ class Mapper:
         Within ``torch.no_grad()`` it gives tensors that a training step can go on with, which ``map``'s are not. No
         gradient goes through it: ``source`` must not ask for one.
         """
-        batch, heads, tokens, dim = source.keys[0].shape
-        read = _Columns(source, lambda block: block_columns(source, known, self.random, block), self.products[0].bias)
-        mapped: dict[Output, Tensor] = {}
-        bare: dict[Output, Tensor] = {}
-        for product in self.products:
-            groups, count = product.groups, len(product.outputs)
-            biases = product.bias.view(count, groups, heads // groups, 1, dim)
-            if not product.blocks:
-                bare |= zip(product.outputs, biases.flatten(1, 2), strict=True)
-                continue
-            y = product.run(read.design(product.blocks, groups))
-            y = y.view(groups, batch, tokens, count, heads // groups, dim).permute(3, 1, 0, 4, 2, 5)
-            for output, part, bias in zip(product.outputs, y, biases, strict=True):
-                mapped[output] = _sum(part, bias).view(batch, heads, tokens, dim)
-            del y, part
+        return self._mapped(source, known.part)
+
+    def _mapped(self, source: KV, known: Known) -> KV:
+        dtype, like = torch.promote_types(self.dtype, torch.float32), source.keys[0]
+        keys, values = ([torch.empty_like(like, dtype=dtype) for _ in range(self.layers)] for _ in range(2))
+        found = KV(keys, values)
+        self.run(Views.of(source), Views.of(found), known)
+        return found
+
+    def known(self, ids: Int[Tensor, "batch tokens"] | None) -> Known:
+        """What the target knows of tokens, computed when a chunk asks for it."""
+        pair = self.pair
+        if pair is None or ids is None:
+            return lambda rows, tokens: TargetTokens(None, None)
+        return lambda rows, tokens: TargetTokens.of(pair, ids[rows, tokens], self.extras)
+
+    def run(
+        self,
+        source: Views,
+        target: Views,
+        known: Known,
+        first: int = 0,
+        real: Bool[Tensor, "batch tokens"] | None = None,
+    ) -> None:
+        """Write what the map gives of the source's tokens from ``first`` on; those before it are only looked back at.
+
+        Args:
+            source: all tokens from a row's start, or from as many before ``first`` as the map looks back.
+            target: as many tokens as the source has from ``first`` on.
+            known: of the source's rows and tokens.
+            real: which of the source's tokens are a row's own; the others are padding, of which nothing is read.
+        """
+        batch, tokens = source.keys[0].shape[:2]
+        for rows, span in self._chunks(batch, first, tokens):
+            columns = _Columns(self, source, known, real, (rows, span))
+            there = slice(span.start - first, span.stop - first)
+            turn = target.turn(rows, there)
+            for (layer, kind), part in self._outputs(columns, target.keys[0].shape[2:]):
+                target.put(kind, layer, rows, there, turn, part)
+
+    def _chunks(self, batch: int, first: int, tokens: int) -> Iterator[_Chunk]:
+        """Rows and tokens that are mapped at once."""
+        kind = self.like.device.type
+        room = _BYTES.get(kind, _MORE_BYTES) // (self.like.itemsize * self._widest)
+        most = max(1, min(_TOKENS.get(kind, _MORE_TOKENS), room))
+        length = max(tokens - first, 1)
+        length = math.ceil(length / math.ceil(length / most))  # chunks of one size
+        rows = max(1, most // length)
+        for row in range(0, batch, rows):
+            for start in range(first, tokens, length):
+                yield slice(row, min(row + rows, batch)), slice(start, min(start + length, tokens))
+
+    def _outputs(
+        self, columns: _Columns, shape: torch.Size
+    ) -> Iterator[tuple[Output, Float[Tensor, "rows tokens heads dim"]]]:
+        """Every output's content of a chunk, each to be taken before the next is asked for."""
+        here = (columns.rows, columns.tokens)
+        added: dict[Output, Tensor] = {}
         for trunks in self.trunks:
-            for output, part in trunks.run(read.design(trunks.blocks, 1)):
-                part = part.view(batch, tokens, heads, dim).transpose(1, 2)
-                if output in mapped:
-                    mapped[output] += part
-                else:
-                    mapped[output] = _sum(part, bare[output])
-        for output, bias in bare.items():
-            mapped.setdefault(
-                output, bias.expand(batch, heads, tokens, dim).clone(memory_format=torch.contiguous_format)
-            )
-        return KV(
-            [mapped[layer, "keys"] for layer in range(self.layers)],
-            [mapped[layer, "values"] for layer in range(self.layers)],
-        )
+            for output, part in trunks.run(columns.design(trunks.blocks, 1)):
+                part = part.view(*here, *shape)
+                added[output] = added[output] + part if output in added else part
+        for output, bias in self.constant.items():
+            own = bias.view(*shape).expand(*here, *shape)
+            yield output, own + added[output] if output in added else own
+        for product in self.products:
+            y = product.run(columns.design(product.blocks, product.groups))
+            y = y.unflatten(-1, (-1, shape[1])).unflatten(1, here).permute(3, 1, 2, 0, 4, 5).flatten(3, 4)
+            for output, part in zip(product.outputs, y, strict=True):
+                yield output, part + added[output] if output in added else part
 
 
-def _sum(part: Tensor, bias: Tensor) -> Tensor:
-    """Both together, laid out as the shape says: one pass, whatever order the axes of ``part`` have in memory."""
-    return torch.add(part, bias, out=part.new_empty(part.shape))
+def _read(cache_map: CacheMap, parts: list[_Product | _Trunks]) -> list[tuple[int, str]]:
+    """The source's layers and kinds that something reads, by first reader: a design's own are neighbours."""
+    blocks = [block for part in parts for block in part.blocks if block.is_source]
+    if any(block.kind in RANDOM for block in cache_map.extras) and cache_map.random is not None:
+        blocks += cache_map.random.inputs
+    return list(dict.fromkeys((block.layer, block.kind) for block in blocks))
 
 
 def _alike(trunks: tuple[Trunk, ...]) -> list[list[Trunk]]:

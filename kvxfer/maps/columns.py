@@ -58,6 +58,12 @@ class TargetTokens:
             layer0 = pair.content("target", pair.target.first_layer(ids))
         return TargetTokens(embeddings, layer0)
 
+    def part(self, rows: slice, tokens: slice) -> TargetTokens:
+        """The same of some rows and tokens."""
+        embeddings = None if self.embeddings is None else self.embeddings[rows, tokens]
+        layer0 = None if self.layer0 is None else self.layer0.rows(rows).span(tokens.start, tokens.stop)
+        return TargetTokens(embeddings, layer0)
+
     def columns(self, block: Block) -> Float[Tensor, "batch tokens width"]:
         """The columns of an embedding or first-layer block."""
         if block.kind == "embedding" and self.embeddings is not None:
@@ -91,17 +97,17 @@ def block_columns(
     if block.kind in RANDOM:
         return random_columns(random, block, lambda part: columns(content, part))
     if block.kind == "source_hidden":
-        return hidden_states(content)
+        return hidden_states(content.hidden)
     return known.columns(block)
 
 
-def hidden_states(source: KV) -> Float[Tensor, "batch tokens hidden"]:
+def hidden_states(found: Float[Tensor, "batch tokens hidden"] | None) -> Float[Tensor, "batch tokens hidden"]:
     """The source's final hidden states, or an error that says where they come from."""
-    if source.hidden is None:
+    if found is None:
         raise KvxferError(
             "this map reads source_hidden.0: it needs the source's final hidden states beside its cache (read_source)"
         )
-    return source.hidden
+    return found
 
 
 def read_source(pair: Pair, ids: Int[Tensor, "batch tokens"], blocks: Iterable[Block]) -> KV:

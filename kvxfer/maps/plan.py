@@ -6,6 +6,9 @@ from dataclasses import dataclass, replace
 
 from kvxfer.errors import KvxferError
 
+MAP_DTYPES = ("auto", "bfloat16", "float32", "float64")
+"""In which the products of a map may run; ``auto`` is the device's fastest of the next two."""
+
 
 @dataclass(frozen=True)
 class Plan:

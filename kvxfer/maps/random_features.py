@@ -157,10 +157,11 @@ class RandomFeatures:
         """FLOPs per token, however many target layers read them; the normalisation is left out."""
         return sum(part.flops for part in self.parts.values())
 
-    def to(self, device: str | torch.device) -> RandomFeatures:
-        """The same features where they are computed."""
+    def to(self, device: str | torch.device, dtype: torch.dtype = torch.float32) -> RandomFeatures:
+        """The same features where, and in the dtype in which, they are computed."""
         moved = {
-            kind: _FORMS[kind](*(tensor.to(device) for tensor in part.tensors)) for kind, part in self.parts.items()
+            kind: _FORMS[kind](*(tensor.to(device, dtype) for tensor in part.tensors))
+            for kind, part in self.parts.items()
         }
         return RandomFeatures(self.layers, moved)
 

@@ -19,10 +19,8 @@ from kvxfer.report.verdict import Kind, Verdict
 
 NAMES = {
     "export": "Export",
-    "strip": "Strip",
-    "map": "Map",
-    "restore": "Restore",
     "exact": "Exact first tokens",
+    "map": "Map",
     "inject": "Inject",
     "held_back": "Held-back prefill",
     "first_decode": "First decode",
@@ -37,10 +35,8 @@ WAYS = {
 # From the map's blues to the target's own greys, in the order in which they happen.
 PARTS = {
     "export": "#0b3c66",
-    "strip": "#145591",
-    "map": COLOURS["mapped"],
-    "restore": COLOURS["mapped_all"],
     "exact": "#3d8f7a",
+    "map": COLOURS["mapped"],
     "inject": "#7fbfae",
     "held_back": "#b7dcd2",
     "first_decode": "#e3c878",

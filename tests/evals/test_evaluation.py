@@ -96,7 +96,7 @@ def test_shared_baselines_change_no_number(done, overrides):
     cache_map = CacheMap.load(directory := outputs / "train" / results["map"]["run_id"])
     subject = subject_of(Scene(settings, settings.eval, cache_map, directory, None), pair, SharedRuns(settings))
     asked, twin = settings.eval.ask(subject), random_twin(cache_map, pair.target.geometry.kv_heads)
-    random = replace(subject.transfer, mapper=Mapper(twin, pair=pair))
+    random = replace(subject.transfer, mapper=Mapper(twin, dtype=subject.mapper.dtype, pair=pair))
     items = {item["id"]: item for item in results["data"]["items"]}
     with torch.inference_mode():
         for batch in asked.batches:

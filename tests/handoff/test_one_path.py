@@ -54,7 +54,7 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> set[str]:
             frame = frame.f_back
         return name
 
-    within(Transfer, "span_and_content", lambda: HANDOFF)
+    within(Transfer, "_pass", lambda: HANDOFF)
     for name in ("map", "content"):
         within(Mapper, name, caller)
     for product in (apply._Product, apply._Trunks):

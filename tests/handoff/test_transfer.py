@@ -8,6 +8,7 @@ import torch
 from kvxfer.evals.conditions import mapped_conditions
 from kvxfer.evals.scoring import token_log_likelihoods
 from kvxfer.handoff.transfer import STEPS, Transfer
+from kvxfer.maps import apply
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import CacheMap
 from kvxfer.maps.blocks import DESIGNS, KINDS
@@ -50,8 +51,8 @@ def test_what_is_evaluated_is_what_is_timed(tiny_pair, prompt, features, plan):
     target = tiny_pair.target
 
     class Watched(Transfer):
-        def planned(self, mapped: KV, exact: KV | None) -> KV:
-            seen.append(super().planned(mapped, exact))
+        def handed(self, cache: KV, head: torch.Tensor, exact: KV | None) -> KV:
+            seen.append(super().handed(cache, head, exact))
             return seen[-1]
 
     transfer = Watched(tiny_pair, mapper, plan)
@@ -86,20 +87,74 @@ def test_a_span_is_that_of_the_whole(tiny_pair, prompt, features, start, stop):
     transfer = Transfer(tiny_pair, random_mapper(tiny_pair, features), Plan("sinks", 4, 1))
     cache = transfer.prefill(prompt)
     whole = transfer.span(cache, prompt)
-    part, content = transfer.span_and_content(cache, prompt, start, stop)
+    part = transfer.span(cache, prompt, start, stop)
     for one, other in zip(tensors(part), tensors(whole.span(start, stop)), strict=True):
         assert torch.allclose(one, other, atol=1e-5, rtol=1e-4)
-    assert all(
-        torch.equal(a, b)
-        for a, b in zip(tensors(part), tensors(tiny_pair.rotated("target", content, start)), strict=True)
-    )
     # Nothing of what follows is looked at.
     short = transfer.span(cache.span(0, stop), prompt[:, :stop], start)
     assert all(torch.equal(a, b) for a, b in zip(tensors(short), tensors(part), strict=True))
 
 
-def test_the_whole_is_what_the_map_gives_bit_for_bit(tiny_pair, prompt):
+def test_what_is_written_is_the_map_s_content_rotated(tiny_pair, prompt):
     transfer = Transfer(tiny_pair, random_mapper(tiny_pair, "previous"), Plan("sinks", 4, 1))
     cache = transfer.prefill(prompt)
-    wanted = tiny_pair.rotated("target", transfer.mapper.map(tiny_pair.content("source", cache), prompt))
-    assert all(torch.equal(a, b) for a, b in zip(tensors(transfer.span(cache, prompt)), tensors(wanted), strict=True))
+    plain = transfer.mapper.map(tiny_pair.content("source", cache), prompt)
+    for found, wanted in (
+        (transfer.content(cache, prompt), plain),
+        (transfer.span(cache, prompt), tiny_pair.rotated("target", plain)),
+    ):
+        assert all(
+            torch.allclose(a, b, atol=1e-5, rtol=1e-5) for a, b in zip(tensors(found), tensors(wanted), strict=True)
+        )
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("features", ["same", "previous", "hidden"])
+def test_rows_that_are_padded_are_mapped_as_each_alone(tiny_pair, prompt, features, side):
+    transfer = Transfer(tiny_pair, random_mapper(tiny_pair, features), Plan("sinks", 4, 1))
+    lengths, longest = (5, 12, 9), 12
+    alone = [transfer.prefill(prompt[row : row + 1, :length]) for row, length in enumerate(lengths)]
+    places = [slice(longest - n, longest) if side == "left" else slice(0, n) for n in lengths]
+    real = torch.zeros(3, longest, dtype=torch.bool)
+
+    def padded(name: str) -> list[torch.Tensor]:
+        made = []
+        for layer, like in enumerate(getattr(alone[0], name)):
+            # What an engine leaves in its padding may be anything.
+            made.append(torch.full((3, like.shape[1], longest, like.shape[3]), torch.nan))
+            for row, place in enumerate(places):
+                made[-1][row, :, place] = getattr(alone[row], name)[layer][0]
+        return made
+
+    for row, place in enumerate(places):
+        real[row, place] = True
+    hidden = None
+    if features == "hidden":
+        hidden = torch.full((3, longest, alone[0].hidden.shape[-1]), torch.nan)
+        for row, place in enumerate(places):
+            hidden[row, place] = alone[row].hidden[0]
+    cache = KV(padded("keys"), padded("values"), hidden)
+    ids = torch.zeros(3, longest, dtype=torch.int64)
+    for start in (0, 2):
+        found = transfer.span(cache, ids, start, real=real)
+        for row, place in enumerate(places):
+            wanted = transfer.span(alone[row], prompt[row : row + 1, : lengths[row]])
+            skipped = max(start - place.start, 0)
+            for mine, theirs in zip(tensors(found), tensors(wanted), strict=True):
+                own = mine[row, :, max(place.start - start, 0) : place.stop - start]
+                assert torch.allclose(own, theirs[0, :, skipped:], atol=1e-5, rtol=1e-5)
+        assert all(tensor.isfinite().all() for tensor in tensors(found))
+
+
+@pytest.mark.parametrize("chunk", [7, 1000])
+def test_positions_far_into_a_text_are_those_of_the_whole(tiny_pair, prompt, chunk, monkeypatch):
+    """Every chunk, of the whole and of a late piece, is turned by its own positions."""
+    monkeypatch.setattr(apply, "_TOKENS", {"cpu": chunk})
+    transfer = Transfer(tiny_pair, random_mapper(tiny_pair, "previous"), Plan("sinks", 4, 1))
+    long = prompt.repeat(1, 3)
+    longer = transfer.pair.source.prefill(long)
+    whole = tiny_pair.rotated("target", transfer.mapper.map(tiny_pair.content("source", longer), long))
+    for start, stop in ((0, 3 * PROMPT), (41, 57)):
+        part = transfer.span(longer, long, start, stop)
+        for mine, theirs in zip(tensors(part), tensors(whole.span(start, stop)), strict=True):
+            assert torch.allclose(mine, theirs, atol=1e-5, rtol=1e-4)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import Tensor
 
-from kvxfer.maps.apply import Mapper
+from kvxfer.maps import apply
+from kvxfer.maps.apply import Mapper, Views
 from kvxfer.maps.artifact import CacheMap
 from kvxfer.maps.blocks import DESIGNS, KINDS, Block, Features, Output
 from kvxfer.maps.columns import columns
@@ -142,3 +145,108 @@ def test_the_content_is_left_as_it_was() -> None:
     Mapper(make_map(DESIGNS["both"])).map(content)
     for kind in KINDS:
         assert all(torch.equal(a, b) for a, b in zip(getattr(content, kind), getattr(before, kind), strict=True))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("features", [DESIGNS["same"], Features("far", kinds="both", previous=3)], ids=lambda f: f.name)
+@pytest.mark.parametrize("tokens", [1, 2, 5, 100])
+def test_chunks_are_the_whole(features: Features, form: str, tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    mapper, content = Mapper(make_map(features, form=form), dtype=torch.float64), make_content(batch=3)
+    whole = mapper.map(content)
+    monkeypatch.setattr(apply, "_TOKENS", {"cpu": tokens})
+    chunks = list(mapper._chunks(3, 0, 7))
+    assert len(chunks) == {1: 21, 2: 12, 5: 6, 100: 1}[tokens]
+    parts = mapper.map(content)
+    for kind in KINDS:
+        for one, other in zip(getattr(parts, kind), getattr(whole, kind), strict=True):
+            assert torch.allclose(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_a_wide_map_takes_smaller_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    mapper = Mapper(make_map(DESIGNS["same"]))
+    monkeypatch.setattr(apply, "_BYTES", {"cpu": 10 * 4 * WIDTH * (2 * SOURCE_LAYERS + 2 * TARGET_LAYERS)})
+    assert [span.stop - span.start for _, span in mapper._chunks(1, 0, 40)] == [10] * 4
+    monkeypatch.setattr(apply, "_BYTES", {"cpu": 1})
+    assert len(list(mapper._chunks(2, 3, 7))) == 8
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_bfloat16_products_stay_within_their_rounding(form: str) -> None:
+    """Twice a rounding of each product's factors, and one of what is written: 2^-9 each, and float32 in between."""
+    unit = 2.0**-9
+    cache_map, content = make_map(DESIGNS["previous"], form=form), make_content()
+    mapped = Mapper(cache_map, dtype=torch.bfloat16).map(content)
+    sizes = {
+        output: LinearLayer(
+            part.blocks, part.weight.abs(), part.bias.abs(), None if part.right is None else part.right.abs()
+        )
+        for output, part in cache_map.layers.items()
+    }
+    factors = 3 + 2 * (FORMS[form][1] is not None)  # x, W and the result; a second factor and what lies between
+    for kind, layer in itertools.product(KINDS, range(TARGET_LAYERS)):
+        exact = naive(cache_map, content, layer, kind)
+        size = naive(CacheMap(sizes, {}), content.apply(torch.abs), layer, kind)
+        error = (getattr(mapped, kind)[layer].double() - exact).abs()
+        assert getattr(mapped, kind)[layer].dtype == torch.float32
+        assert (error <= factors * unit * 1.02 * size).all()
+        assert error.max() > 0
+
+
+def test_it_writes_into_a_part_of_a_larger_cache_and_nowhere_else() -> None:
+    """Views of tokens, heads and dim, whatever holds them: here one tensor of all layers, tokens first."""
+    mapper, content = Mapper(make_map(DESIGNS["previous"])), make_content(batch=1)
+    pool = torch.full((30, 2 * TARGET_LAYERS, HEADS, DIM), 7.0)
+    keys, values = ([pool[None, 11:18, n * TARGET_LAYERS + layer] for layer in range(TARGET_LAYERS)] for n in range(2))
+    mapper.run(Views.of(content), Views(keys, values), mapper.known(None))
+    wanted = mapper.map(content)
+    for place, tensor in zip((*keys, *values), (*wanted.keys, *wanted.values), strict=True):
+        assert torch.equal(place, tensor.transpose(1, 2))
+    assert (pool[:11] == 7).all()
+    assert (pool[18:] == 7).all()
+
+
+def test_each_source_layer_is_read_once_and_tokens_before_the_first_are_only_looked_back_at() -> None:
+    read: list[tuple[str, int, slice]] = []
+
+    class Watched(Views):
+        def copy(self, kind: str, layer: int, rows: slice, tokens: slice, *more: object) -> None:
+            read.append((kind, layer, tokens))
+            super().copy(kind, layer, rows, tokens, *more)
+
+    mapper, content = Mapper(make_map(DESIGNS["previous"])), make_content()
+    source, whole = Views.of(content), mapper.map(content)
+    late = whole.span(4, 7).apply(torch.zeros_like)
+    mapper.run(Watched(source.keys, source.values), Views.of(late), mapper.known(None), first=4)
+    assert sorted(read, key=str) == sorted(((k, n, slice(3, 7)) for k in KINDS for n in range(SOURCE_LAYERS)), key=str)
+    for one, other in zip((*late.keys, *late.values), (*whole.keys, *whole.values), strict=True):
+        assert torch.allclose(one, other[:, :, 4:], atol=1e-5)
+
+
+def peak_bytes(tokens: int) -> int:
+    """The most that a map of a toy geometry holds at once beside both caches, by torch's profiler."""
+    content = KV(*([torch.zeros(1, 2, tokens, 32) for _ in range(4)] for _ in KINDS))
+    draw = torch.Generator().manual_seed(0)
+    layers = {
+        (layer, kind): LinearLayer(blocks, torch.randn(1, 64 * len(blocks), 64, generator=draw), torch.zeros(64))
+        for kind in KINDS
+        for layer in range(6)
+        if (blocks := DESIGNS["previous"].blocks(kind, [layer % 4, 3]))
+    }
+    mapper, found = (
+        Mapper(CacheMap(layers, {})),
+        KV(*([torch.zeros(1, 2, tokens, 32) for _ in range(6)] for _ in KINDS)),
+    )
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        mapper.run(Views.of(content), Views.of(found), mapper.known(None))
+    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+    return max(itertools.accumulate(e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())))
+
+
+def test_memory_does_not_grow_with_the_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    peaks = []
+    for tokens in (4096, 32768):
+        monkeypatch.setattr(apply, "_memory", apply._Memory())
+        peaks.append(peak_bytes(tokens))
+    chunk = 2048 * 4 * 64 * (8 + 12 + 8)  # columns, a design and products of 2,048 tokens
+    assert peaks[1] < 1.05 * peaks[0] < 1.5 * chunk
+    assert peaks[1] < 32768 * 4 * 64 * 2 * (4 + 6) / 3, "a third of the two caches themselves"

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-_MATRIX = {"cpu": 1024}
+from kvxfer.maps.products import ways
+
+_MATRICES = {"cpu": (1024, 2048)}
 _COPIED = {"cpu": 2**27}
 _TRIES, _ENOUGH = 8, 0.3
 
@@ -69,11 +72,19 @@ def _processor() -> str:
 
 
 @torch.inference_mode()
-def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """FLOP/s of the best of several large square matrix products: what a product can hope for here, now."""
-    n = _MATRIX.get(device.type, 8192)
-    a, b = (torch.randn(n, n, device=device, dtype=torch.float32).to(dtype) for _ in range(2))
-    return 2 * n**3 / _least(device, lambda: a @ b)
+def peak_flops(device: torch.device, dtype: torch.dtype, sizes: Sequence[int] = ()) -> float:
+    """FLOP/s of the best of several large square matrix products: what a product can hope for here, now.
+
+    Args:
+        sizes: rows and columns; of the product of each size every way that torch has is tried.
+    """
+    found = []
+    for n in sizes or _MATRICES.get(device.type, (8192,)):
+        a, b = (torch.randn(n, n, device=device, dtype=torch.float32).to(dtype) for _ in range(2))
+        tried: list[Callable[[], object]] = [partial(torch.mm, a, b)]
+        tried += [partial(way, a, b, b[0], None) for way in ways(device, dtype).values()]
+        found += [2 * n**3 / _least(device, each) for each in tried]
+    return max(found)
 
 
 @torch.inference_mode()

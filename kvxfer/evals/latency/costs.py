@@ -14,7 +14,7 @@ from kvxfer.maps.artifact import CacheMap
 from kvxfer.models.geometry import Geometry
 
 GROUPS = {
-    "mapping": ("strip", "map", "restore"),
+    "mapping": ("map",),
     "transport": ("export",),
     "delivery": ("inject",),
     "own": ("exact", "held_back", "first_decode"),
@@ -123,15 +123,18 @@ class Work:
         }
 
 
-def map_work(cache_map: CacheMap, tokens: int, batch: int, width: int, source: float, target: float) -> Work:
-    """Stripping, mapping and restoring: weights once in float32, the source's cache read, the target's written.
+def map_work(
+    cache_map: CacheMap, tokens: int, batch: int, width: int, weight: int, source: float, target: float
+) -> Work:
+    """The way from cache to cache: weights read once, the source's cache read, the target's written.
 
     Args:
         width: bytes of a number of the caches.
+        weight: bytes of a number of the map.
         source, target: how many times more layers the whole models have than those that are mapped.
     """
     rows = tokens * batch
-    weights = cache_map.bytes * target
+    weights = weight * cache_map.parameters * target
     # The map counts two bytes for each number.
     cached = cache_map.bytes_read_per_token * source + cache_map.bytes_written_per_token * target
     return Work(cache_map.flops_per_token * target * rows, float(weights + cached / 2 * width * rows))

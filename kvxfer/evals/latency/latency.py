@@ -25,8 +25,8 @@ from kvxfer.models.pair import Pair
 from kvxfer.progress import progress
 from kvxfer.text.spec import CorpusSpec
 
-_OF_SOURCE = ("export", "strip", "source")
-_FIXED = ("strip", "restore", "exact", "held_back", "first_decode", "source", "target")
+_OF_SOURCE = ("export", "source")
+_FIXED = ("map", "exact", "held_back", "first_decode", "source", "target")
 """What has a part that does not grow with depth: angles are computed once, and a model has its embedding and head."""
 
 
@@ -104,8 +104,7 @@ def _without_layers(transfer: Transfer, prompt: Int[Tensor, "batch prompt"]) -> 
     head, tail = transfer.split(prompt)
     watch = Stopwatch(target.device)
     past = target.prefill(head)
-    angles = {"strip": source, "restore": target}
-    found = {f"base_{step}": watch.of(lambda: model.cos_sin(head.shape[1])) for step, model in angles.items()}  # noqa: B023
+    found = {"base_map": watch.of(lambda: [model.cos_sin(head.shape[1]) for model in (source, target)])}
     with source.without_layers(), target.without_layers():
         found["base_source"] = watch.of(lambda: source.begin(head, hidden=transfer.mapper.needs_hidden))
         found["base_target"] = watch.of(lambda: target.next_token(target.inject(None), prompt))
@@ -249,7 +248,7 @@ def _loads(subject: Subject) -> list[float]:
     watch = Stopwatch(subject.pair.target.device)
 
     def load() -> None:
-        Mapper(CacheMap.load(subject.directory), subject.pair.target.device, pair=subject.pair)
+        Mapper(CacheMap.load(subject.directory), subject.pair.target.device, subject.mapper.dtype, subject.pair)
 
     found = []
     for _ in range(LOADS):
@@ -264,17 +263,18 @@ def _roofs(subject: Subject, length: int, batch: int, medians: Data, about: Data
     pair, more = subject.pair, _more_layers(subject.pair)
     head, width = subject.plan.mapped_span(length)[1], pair.target.dtype.itemsize
     work = {
-        "map": map_work(subject.cache_map, head, batch, width, more["source"], more["target"]),
+        "map": map_work(
+            subject.cache_map, head, batch, width, subject.mapper.dtype.itemsize, more["source"], more["target"]
+        ),
         "target": prefill_work(pair.target.whole, length, batch, width, first_token=True),
         "source": prefill_work(pair.source.whole, head, batch, width, first_token=False),
     }
-    measured = {**medians, "map": sum(medians[step] for step in ("strip", "map", "restore"))}
     found = {}
     for name, each in work.items():
         roof = each.roof(about["peak_flops"], about["bandwidth"])
-        found[name] = {**roof, "measured": measured[name], "fraction": roof["roof"] / measured[name]}
+        found[name] = {**roof, "measured": medians[name], "fraction": roof["roof"] / medians[name]}
     own = work["map"].roof(about["map_peak_flops"], about["bandwidth"])["roof"]
-    found["map"]["fraction_of_own"] = own / measured["map"]
+    found["map"]["fraction_of_own"] = own / medians["map"]
     return found
 
 

@@ -9,6 +9,8 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from kvxfer.evals.evaluation import Evaluation, Subject
 from kvxfer.evals.latency.clocks import machine
 from kvxfer.evals.specs import FullSpec
@@ -25,6 +27,7 @@ from kvxfer.files import read_json, write_json
 from kvxfer.handoff.transfer import Transfer
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import CacheMap
+from kvxfer.maps.products import resolve_dtype
 from kvxfer.models.hf.load import resolve_device
 from kvxfer.models.pair import Load, Pair, load_pair
 from kvxfer.report.console import say
@@ -85,7 +88,8 @@ def evaluate(settings: EvaluateSettings, show: bool = True, load: Load = load_pa
         return full(settings, spec, directory, partial(evaluate, show=False, load=lru_cache(1)(load)), show)
     cache_map = CacheMap.load(directory)
     scene = Scene(settings, spec, cache_map, directory, find_reverse(settings, spec))
-    config = {**settings.question(), "domains": [settings.read(each) for each in settings.domains]}
+    config = {**settings.question(), "map_dtype": settings.map_dtype}
+    config["domains"] = [settings.read(each) for each in settings.domains]
     if spec.timed:
         config["machine"] = machine(resolve_device(settings.pair.device))
     inputs = {"train": cache_map.hash}
@@ -121,7 +125,8 @@ def measure(scene: Scene, run: Run, load: Load) -> dict[str, Any]:
     refuse_changed(settings.pair_identity, pair.describe())
     cache_map.require(pair.describe())
     shared = SharedRuns(settings)
-    data = spec.measure(subject_of(scene, pair, shared))
+    subject = subject_of(scene, pair, shared)
+    data = spec.measure(subject)
     said = data.pop("library_warnings", [])
     # The prefill that the map's cost is compared with.
     prompt = data.get("prompt_tokens", settings.corpus.length)
@@ -135,7 +140,7 @@ def measure(scene: Scene, run: Run, load: Load) -> dict[str, Any]:
         "run_id": run.id,
         "title": f"{pair.name}: {m['features']['name']} features, {m['solver']['name']}",
         "pair": {"name": pair.name, **pair.describe()},
-        "map": describe_map(cache_map, directory, pair, prompt),
+        "map": {**describe_map(cache_map, directory, pair, prompt), "dtype": _name(subject.mapper.dtype)},
         "verdict": vars(REPORTS[spec.kind].verdict(data)),
         "data": data,
         "provenance": {
@@ -155,7 +160,7 @@ def subject_of(scene: Scene, pair: Pair, shared: SharedRuns) -> Subject:
     return Subject(
         pair,
         scene.cache_map,
-        Mapper(scene.cache_map, pair.target.device, pair=pair),
+        _mapper(settings, pair, scene.cache_map),
         scene.directory,
         settings.plan,
         settings.corpus,
@@ -170,7 +175,17 @@ def _reverse(settings: EvaluateSettings, pair: Pair, directory: Path) -> Transfe
     """The other direction, of the models that are loaded already."""
     other, cache_map = pair.reversed(), CacheMap.load(directory)
     cache_map.require(other.describe())
-    return Transfer(other, Mapper(cache_map, other.target.device, pair=other), settings.plan)
+    return Transfer(other, _mapper(settings, other, cache_map), settings.plan)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _mapper(settings: EvaluateSettings, pair: Pair, cache_map: CacheMap) -> Mapper:
+    """The map as it is served: in the dtype that is asked for, or the device's fastest."""
+    device = pair.target.device
+    return Mapper(cache_map, device, resolve_dtype(settings.map_dtype, device), pair)
 
 
 def _fit_seconds(scene: Scene) -> float | None:

@@ -31,6 +31,7 @@ from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import DIAGNOSTICS, SELECTION, TRAINING_RECORD, CacheMap
 from kvxfer.maps.blocks import KINDS
 from kvxfer.maps.columns import read_source
+from kvxfer.maps.products import fastest_dtype
 from kvxfer.models.hf.load import resolve_device
 from kvxfer.models.pair import Pair, load_pair
 from kvxfer.report.fit_figures import r2_heatmap, training_figure
@@ -271,14 +272,16 @@ def log_training(out: RunLogger, work: Path, trained: TrainedMap) -> None:
 
 
 def time_to_map(pair: Pair, base: CacheMap, trained: CacheMap, ids: Int[Tensor, "rows tokens"]) -> dict[str, Any]:
-    """Seconds in which a map and its base map some rows at once: both in every round, after one that does not count.
+    """Seconds in which a map and its base map some rows at once, in the device's fastest dtype.
+
+    Both do in every round, after one that does not count.
 
     Returns:
         ``tokens`` that are mapped, ``base`` and ``trained`` (median seconds), and ``ratio``, the median of the rounds'.
     """
     device = pair.target.device
     watch, ids = Stopwatch(device), ids.to(device)
-    mappers = [Mapper(each, device, pair=pair) for each in (base, trained)]
+    mappers = [Mapper(each, device, fastest_dtype(device), pair) for each in (base, trained)]
     content = pair.content("source", read_source(pair, ids, mappers[0].extras))
     rounds = [[watch.of(lambda: mapper.map(content, ids)) for mapper in mappers] for _ in range(1 + _ROUNDS)][1:]  # noqa: B023
     medians = [statistics.median(each) for each in zip(*rounds, strict=True)]

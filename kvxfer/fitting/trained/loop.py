@@ -227,7 +227,7 @@ class Fitting:
 
     @torch.inference_mode()
     def _report(self, store: ActivationStore, cache_map: CacheMap) -> dict[str, Any]:
-        """A map, run as it is served, on all rows of a store: as a training validates, and R² as a fit records it."""
+        """A map, in float32, on all rows of a store: as a training validates, and R² as a fit records it."""
         mapper = Mapper(cache_map, self.pair.target.device, pair=self.pair)
         found, errors = [], MappedErrors(mapper.layers)
         for rows in batches(len(store), self.schedule.batch_size):

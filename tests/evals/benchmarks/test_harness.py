@@ -13,6 +13,7 @@ from kvxfer.evals.benchmarks import requests as harness
 from kvxfer.evals.benchmarks.model import HarnessModel, decoding_of
 from kvxfer.evals.benchmarks.requests import Decoding, Handover, before_stop, cut
 from kvxfer.evals.scoring import token_log_likelihoods
+from kvxfer.handoff.transfer import Transfer
 from kvxfer.toy.world import VOCABULARY
 from tests.harness_pairs import PLAN, model_of, own_model, scaled_map, scoring, with_itself, writing
 
@@ -81,8 +82,12 @@ def test_a_zeroed_or_wrong_map_scores_otherwise_where_something_is_handed_over(t
 
 
 def test_shifted_positions_are_caught(tiny_pair, expected, monkeypatch):
-    itself, real = with_itself(tiny_pair), type(tiny_pair).rotated
-    monkeypatch.setattr(type(tiny_pair), "rotated", lambda pair, side, kv, start=0: real(pair, side, kv, start + 3))
+    itself, real = with_itself(tiny_pair), Transfer._angles
+
+    def shifted(transfer, which, turn, start, places):
+        return real(transfer, which, turn, start + (3 if which == "target" else 0), places)
+
+    monkeypatch.setattr(Transfer, "_angles", shifted)
     found = answers(HarnessModel(Handover(itself, PLAN, "mapped", scaled_map(itself, 1.0)), 4))
     assert difference(found[:5], expected[:5]) > 10 * EXACT
 
