@@ -6,7 +6,7 @@
 
 The map has random weights and the form that the overrides give it; its cost is that of a fitted one. ``Transfer.write``
 is timed from a random cache of one prompt into a cache that is there, as an engine has it, in the map's dtype
-(``map_dtype``: the device's fastest unless it is given).
+(``map_dtype``: the caches' own where the device is fast in it, unless it is given).
 Beside it stands the straightforward loop over target layers (gather, multiply, rotate, clone), in the same dtype from
 end to end and in float32, and with ``--against`` another checkout of this project.
 
@@ -313,8 +313,8 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         settings = to_settings("evaluate", compose("evaluate", args.overrides))
         device = resolve_device(settings.pair.device)
-        dtype = resolve_dtype(settings.map_dtype, device)
         pair, cache_map = load(settings, device, args)
+        dtype = resolve_dtype(settings.map_dtype, device, pair.source.dtype)
     except KvxferError as error:
         asked.error(str(error))
     mapper = Mapper(cache_map, device, dtype, pair)

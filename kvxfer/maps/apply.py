@@ -290,7 +290,7 @@ class Mapper:
     Args:
         cache_map: the map.
         device: where it runs.
-        dtype: of the products (``kvxfer.maps.products`` knows the device's fastest).
+        dtype: of the products (``kvxfer.maps.products`` knows the fastest that does no harm).
         pair: needed by a map that reads what the target knows of a token.
     """
 

@@ -45,3 +45,13 @@ def test_more_texts_are_named_by_their_option(tmp_path):
     assert [corpus.name for corpus in settings.domains] == ["stdlib"]
     with pytest.raises(KvxferError, match=r"eval\.domains: 'nowhere' is no option of corpus"):
         settings_of("evaluate", tmp_path, "eval=perplexity", "eval.domains=[nowhere]")
+
+
+def test_the_dtype_of_the_products_is_recorded_and_another_is_another_question(done, tiny_folders):
+    asked = [*toy_models(tiny_folders), *PERPLEXITY]
+    assert results_of(done)["map"]["dtype"] == "float32"
+    other = run("evaluate", done.parents[1], *asked, "map_dtype=float64")
+    assert other != done
+    assert results_of(other)["map"]["dtype"] == "float64"
+    with pytest.raises(KvxferError, match="map_dtype='int8' is none of auto, bfloat16"):
+        settings_of("evaluate", done.parents[1], *asked, "map_dtype=int8")

@@ -30,13 +30,14 @@ def seconds(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[tuple[str, torch.d
 
 def test_bfloat16_is_taken_where_it_is_clearly_faster(seconds: dict[tuple[str, torch.dtype], float]) -> None:
     seconds["torch", torch.bfloat16] = 0.9
-    assert fastest_dtype(CPU) == torch.float32
+    assert fastest_dtype(CPU, torch.bfloat16) == torch.float32
     fastest.cache_clear()
     fastest_dtype.cache_clear()
     seconds["torch", torch.bfloat16] = 0.25
-    assert fastest_dtype(CPU) == torch.bfloat16
-    assert resolve_dtype("auto", CPU) == torch.bfloat16
-    assert resolve_dtype("float32", CPU) == torch.float32
+    assert fastest_dtype(CPU, torch.bfloat16) == torch.bfloat16
+    assert resolve_dtype("auto", CPU, torch.bfloat16) == torch.bfloat16
+    assert resolve_dtype("float32", CPU, torch.bfloat16) == torch.float32
+    assert resolve_dtype("auto", CPU, torch.float32) == torch.float32, "coarser than the caches that it was fitted on"
 
 
 def test_another_library_is_taken_where_it_is_clearly_faster(seconds: dict[tuple[str, torch.dtype], float]) -> None:
@@ -70,5 +71,5 @@ def test_every_way_multiplies_and_adds(dtype: torch.dtype) -> None:
 
 def test_what_a_device_does_not_have_is_refused() -> None:
     with pytest.raises(KvxferError, match="map_dtype=float64"):
-        resolve_dtype("float64", torch.device("mps"))
-    assert all(resolve_dtype(name, CPU).is_floating_point for name in MAP_DTYPES)
+        resolve_dtype("float64", torch.device("mps"), torch.bfloat16)
+    assert all(resolve_dtype(name, CPU, torch.float32).is_floating_point for name in MAP_DTYPES)

@@ -183,9 +183,9 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _mapper(settings: EvaluateSettings, pair: Pair, cache_map: CacheMap) -> Mapper:
-    """The map as it is served: in the dtype that is asked for, or the device's fastest."""
+    """The map as it is served: in the dtype that is asked for, or the fastest that does no harm."""
     device = pair.target.device
-    return Mapper(cache_map, device, resolve_dtype(settings.map_dtype, device), pair)
+    return Mapper(cache_map, device, resolve_dtype(settings.map_dtype, device, pair.source.dtype), pair)
 
 
 def _fit_seconds(scene: Scene) -> float | None:

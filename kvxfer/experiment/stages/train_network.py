@@ -272,7 +272,7 @@ def log_training(out: RunLogger, work: Path, trained: TrainedMap) -> None:
 
 
 def time_to_map(pair: Pair, base: CacheMap, trained: CacheMap, ids: Int[Tensor, "rows tokens"]) -> dict[str, Any]:
-    """Seconds in which a map and its base map some rows at once, in the device's fastest dtype.
+    """Seconds in which a map and its base map some rows at once, in the dtype in which they are served.
 
     Both do in every round, after one that does not count.
 
@@ -281,7 +281,7 @@ def time_to_map(pair: Pair, base: CacheMap, trained: CacheMap, ids: Int[Tensor, 
     """
     device = pair.target.device
     watch, ids = Stopwatch(device), ids.to(device)
-    mappers = [Mapper(each, device, fastest_dtype(device), pair) for each in (base, trained)]
+    mappers = [Mapper(each, device, fastest_dtype(device, pair.source.dtype), pair) for each in (base, trained)]
     content = pair.content("source", read_source(pair, ids, mappers[0].extras))
     rounds = [[watch.of(lambda: mapper.map(content, ids)) for mapper in mappers] for _ in range(1 + _ROUNDS)][1:]  # noqa: B023
     medians = [statistics.median(each) for each in zip(*rounds, strict=True)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ from kvxfer.fitting.trained.measures import Measures, Spread
 from kvxfer.fitting.trained.objective import Objective
 from kvxfer.fitting.trained.specs import Trained
 from kvxfer.handoff.transfer import Transfer
-from kvxfer.maps.apply import Mapper
-from kvxfer.maps.blocks import DESIGNS
+from kvxfer.maps.apply import Mapper, Views
+from kvxfer.maps.blocks import DESIGNS, KINDS
 from kvxfer.maps.plan import Plan
 from kvxfer.models.kv import KV
 from kvxfer.models.pair import Pair
@@ -35,10 +36,19 @@ class Given(Mapper):
 
     def __init__(self, content: KV) -> None:
         self.content = content.apply(torch.detach)
-        self.lookback, self.needs_hidden = 0, False
+        # Looking back at all, it is told where in the row it is.
+        self.lookback, self.needs_hidden = 10**6, False
 
-    def map(self, content: KV, ids: Tensor | None = None) -> KV:
-        return self.content
+    def known(self, ids: Tensor | None) -> Any:
+        return None
+
+    def run(self, source: Views, target: Views, known: Any, first: int = 0, real: Tensor | None = None) -> None:
+        own = Views.of(self.content)
+        count = target.keys[0].shape[1]
+        rows, there, taken = slice(None), slice(0, count), slice(first, first + count)
+        for kind, layer in itertools.product(KINDS, range(self.content.layers)):
+            turn = target.turn(rows, there)
+            target.put(kind, layer, rows, there, turn, getattr(own, kind)[layer][:, taken])
 
 
 def read(pair: Pair) -> Activations:
