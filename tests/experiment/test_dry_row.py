@@ -11,7 +11,11 @@ from transformers import DiffLlamaConfig, DiffLlamaForCausalLM, GPTNeoXConfig, G
 
 import kvxfer.experiment.stages.calibrate as stage
 from kvxfer.errors import KvxferError
+from kvxfer.evals.conditions import Prepared
+from kvxfer.evals.gates import TOLERANCE
+from kvxfer.experiment.stages import dry_row
 from kvxfer.experiment.stages.dry_row import refuse_unfit, try_row
+from kvxfer.models.hf.cache import build_cache
 from kvxfer.models.hf.geometry import read_geometry
 from kvxfer.models.hf.model import LoadedModel
 from kvxfer.models.pair import Pair
@@ -114,8 +118,31 @@ def test_a_target_that_does_not_go_on_from_its_own_cache_is_refused(
 ) -> None:
     settings = settings_of("calibrate", tmp_path, "pair=custom", *toy_models(tiny_folders)[:2])
     monkeypatch.setattr(Pair, "rotated", lambda self, which, content: content.zeros())
+    with pytest.raises(
+        KvxferError, match="going on from its own cache, taken through content space, changes a token's"
+    ):
+        try_row(settings, tiny_pair, rows_of(list(range(3, 43))))
+    monkeypatch.undo()
+    try_row(settings, tiny_pair, rows_of(list(range(3, 43))))
+    monkeypatch.setattr(LoadedModel, "_cache", lambda self, past: build_cache(past and past.zeros()))
     with pytest.raises(KvxferError, match="going on from its own cache changes a token's score"):
         try_row(settings, tiny_pair, rows_of(list(range(3, 43))))
+
+
+def test_a_model_s_own_rounding_is_no_reason_to_refuse_it(
+    tiny_pair: Pair, tiny_folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In bfloat16 a reading in two parts gives other scores than one in one: a token's by 0.1 nats and more."""
+    settings = settings_of("calibrate", tmp_path, "pair=custom", *toy_models(tiny_folders)[:2])
+    tolerance = TOLERANCE[tiny_pair.target.dtype]
+    real = dry_row.token_log_likelihoods
+
+    def rounded(prepared: Prepared, answer: torch.Tensor) -> torch.Tensor:
+        found = real(prepared, answer)
+        return found if prepared.past is None else found + 3 * tolerance
+
+    monkeypatch.setattr(dry_row, "token_log_likelihoods", rounded)
+    try_row(settings, tiny_pair, rows_of(list(range(3, 43))))
 
 
 def model_of(lm: Any) -> LoadedModel:
