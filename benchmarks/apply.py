@@ -38,7 +38,7 @@ from kvxfer.experiment.config import compose, to_settings
 from kvxfer.experiment.settings import EvaluateSettings
 from kvxfer.fitting.random_maps import random_map
 from kvxfer.handoff.transfer import Transfer
-from kvxfer.maps import apply
+from kvxfer.maps import apply, views
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import CacheMap
 from kvxfer.maps.blocks import Output
@@ -255,9 +255,9 @@ def parts_of(device: torch.device) -> Iterator[dict[str, float]]:
     spent = {"read and strip": 0.0, "products": 0.0, "rotate and write": 0.0}
     watch = Stopwatch(device)
     places = [
-        (apply.Views, "copy", "read and strip"),
+        (views.Views, "copy", "read and strip"),
         (apply._Product, "run", "products"),
-        (apply.Views, "put", "rotate and write"),
+        (views.Views, "put", "rotate and write"),
     ]
 
     def watched(inner: Callable[..., Any], part: str) -> Callable[..., Any]:

@@ -13,8 +13,9 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from kvxfer.maps.apply import Angles, Mapper, Views
+from kvxfer.maps.apply import Mapper
 from kvxfer.maps.plan import Plan
+from kvxfer.maps.views import Angles, Views
 from kvxfer.models import rope
 from kvxfer.models.hf.model import Running
 from kvxfer.models.kv import KV, LayerTensors

@@ -25,7 +25,7 @@ from kvxfer.maps.linear import LinearLayer
 from kvxfer.maps.products import fastest
 from kvxfer.maps.random_features import RandomFeatures, random_columns
 from kvxfer.maps.trunks import ACTIVATIONS, Trunk
-from kvxfer.models import rope
+from kvxfer.maps.views import Views
 from kvxfer.models.kv import KV
 
 if TYPE_CHECKING:
@@ -37,60 +37,12 @@ _BYTES = {"cpu": 1 << 27}
 _MORE_TOKENS, _MORE_BYTES = 16384, 1 << 30
 _APART = 32
 
-Angles = Callable[
-    [slice, slice], tuple[Float[Tensor, "#batch tokens 1 rotary"], Float[Tensor, "#batch tokens 1 rotary"]]
-]
-"""Of some rows and tokens, what ``rope.turn_into`` turns their keys by."""
-
 Known = Callable[[slice, slice], TargetTokens]
 """What the target knows of some rows' tokens."""
 
 
-@dataclass(frozen=True)
-class Views:
-    """A cache as a map reads or writes it: views of whatever holds it, so that what holds it may be of any kind.
-
-    Attributes:
-        keys, values: of every layer, in any dtype and layout.
-        angles: what takes keys read to content space, or keys written out of it; None where they are in it.
-        hidden: the model's final hidden states, where a map reads them.
-    """
-
-    keys: list[Float[Tensor, "batch tokens heads dim"]]
-    values: list[Float[Tensor, "batch tokens heads dim"]]
-    angles: Angles | None = None
-    hidden: Float[Tensor, "batch tokens hidden"] | None = None
-
-    @staticmethod
-    def of(kv: KV, angles: Angles | None = None) -> Views:
-        """Views of a cache ``[batch, heads, tokens, dim]``."""
-        keys, values = ([x.transpose(1, 2) for x in layers] for layers in (kv.keys, kv.values))
-        return Views(keys, values, angles, kv.hidden)
-
-    def copy(self, kind: str, layer: int, rows: slice, tokens: slice, turn: _Turn, out: Tensor) -> None:
-        """Some tokens of a layer, in content space, into ``out`` (``[rows, tokens, heads, dim]``, any dtype)."""
-        _copy(kind, getattr(self, kind)[layer][rows, tokens], turn, out)
-
-    def put(self, kind: str, layer: int, rows: slice, tokens: slice, turn: _Turn, x: Tensor) -> None:
-        """Content of some tokens into a layer."""
-        _copy(kind, x, turn, getattr(self, kind)[layer][rows, tokens])
-
-    def turn(self, rows: slice, tokens: slice) -> _Turn:
-        """What turns some tokens' keys."""
-        return None if self.angles is None else self.angles(rows, tokens)
-
-
-_Turn = tuple[Tensor, Tensor] | None
-
-_Chunk = tuple[slice, slice]
+Chunk = tuple[slice, slice]
 """Rows and tokens."""
-
-
-def _copy(kind: str, x: Tensor, turn: _Turn, out: Tensor) -> None:
-    if turn is not None and kind == "keys":
-        rope.turn_into(out, x, *turn)
-    else:
-        out.copy_(x)
 
 
 @dataclass(frozen=True)
@@ -191,6 +143,8 @@ class _Memory(threading.local):
 
     def take(self, name: str, like: Tensor, *shape: int) -> Tensor:
         """A tensor of unknown content, of this shape; what was taken under this name before is overwritten."""
+        if like.device.type != "cpu":  # whose allocators keep memory themselves, for each stream
+            return like.new_empty(shape)
         size, key = math.prod(shape), (name, like.device, like.dtype)
         if key not in self._kept or self._kept[key].numel() < size:
             # Training, which is in no inference mode, writes to it too.
@@ -209,7 +163,7 @@ class _Columns:
         rows, tokens: of the chunk; columns are there of ``back`` tokens before them too.
     """
 
-    def __init__(self, mapper: Mapper, source: Views, known: Known, real: Tensor | None, chunk: _Chunk) -> None:
+    def __init__(self, mapper: Mapper, source: Views, known: Known, real: Tensor | None, chunk: Chunk) -> None:
         rows, span = chunk
         self.back = min(mapper.lookback, span.start)
         here = slice(span.start - self.back, span.stop)
@@ -236,7 +190,7 @@ class _Columns:
             self._extras[kind] = found if padding is None else found.masked_fill(padding, 0)
 
     def _extra(
-        self, block: Block, random: RandomFeatures | None, known: TargetTokens, source: Views, chunk: _Chunk
+        self, block: Block, random: RandomFeatures | None, known: TargetTokens, source: Views, chunk: Chunk
     ) -> Float[Tensor, "rows tokens width"]:
         if block.kind in RANDOM:
             return random_columns(random, block, self._source)
@@ -382,7 +336,7 @@ class Mapper:
             for (layer, kind), part in self._outputs(columns, target.keys[0].shape[2:]):
                 target.put(kind, layer, rows, there, turn, part)
 
-    def _chunks(self, batch: int, first: int, tokens: int) -> Iterator[_Chunk]:
+    def _chunks(self, batch: int, first: int, tokens: int) -> Iterator[Chunk]:
         """Rows and tokens that are mapped at once."""
         kind = self.like.device.type
         room = _BYTES.get(kind, _MORE_BYTES) // (self.like.itemsize * self._widest)

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from kvxfer.maps import apply
-from kvxfer.maps.apply import Mapper, Views
+from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import CacheMap
 from kvxfer.maps.blocks import DESIGNS, KINDS, Block, Features, Output
 from kvxfer.maps.columns import columns
 from kvxfer.maps.linear import LinearLayer
+from kvxfer.maps.views import Views
 from kvxfer.models.kv import KV
 
 HEADS, DIM, WIDTH = 2, 3, 6

@@ -18,9 +18,10 @@ from kvxfer.fitting.trained.measures import Measures, Spread
 from kvxfer.fitting.trained.objective import Objective
 from kvxfer.fitting.trained.specs import Trained
 from kvxfer.handoff.transfer import Transfer
-from kvxfer.maps.apply import Mapper, Views
+from kvxfer.maps.apply import Mapper
 from kvxfer.maps.blocks import DESIGNS, KINDS
 from kvxfer.maps.plan import Plan
+from kvxfer.maps.views import Views
 from kvxfer.models.kv import KV
 from kvxfer.models.pair import Pair
 from kvxfer.moments.layout import Layout
