@@ -11,7 +11,7 @@ from torch import Tensor
 from kvxfer.fitting.closed import Splits
 from kvxfer.maps.blocks import KINDS, Block, Features, Output
 from kvxfer.moments.layout import Layout
-from kvxfer.moments.moments import Moments
+from kvxfer.moments.moments import TOKENS, Moments
 from kvxfer.moments.probe import Probe
 from kvxfer.moments.query_metric import Metric, Metrics
 from kvxfer.moments.random_file import draw_random
@@ -38,12 +38,13 @@ class Samples:
         """The columns of outputs, in float64."""
         return torch.cat([self.y[:, self.layout.outputs.index(output)] for output in outputs], dim=1).double()
 
-    def moments(self, batch: int = 64, weights: Tensor | None = None) -> Moments:
-        """Moments of all tokens (with weights, if any), accumulated batch by batch."""
+    def moments(self, batch: int = 64, weights: Tensor | None = None, dtype: torch.dtype = torch.float64) -> Moments:
+        """Moments of all tokens (with weights, if any), accumulated batch by batch, by products in a dtype."""
         moments = Moments(self.layout)
         for start in range(0, len(self.x), batch):
             span = slice(start, start + batch)
-            moments.update(self.x[span], self.y[span], None if weights is None else weights[span])
+            own = None if weights is None else weights[span]
+            moments.update(self.x[span].to(dtype), self.y[span].to(dtype), own)
         return moments
 
     def only(self, layer: int) -> Samples:
@@ -268,6 +269,17 @@ def tensors_of(moments: Moments) -> dict[str, Tensor]:
 
 def _reads(layout: Layout, targets: tuple[int, ...], kind: str) -> bool:
     return any(layout.outputs[o][1] == kind for o in targets)
+
+
+def rounding(tokens: float) -> float:
+    """What float32 products of so many tokens may be off by (docs/method.md), as a share of both columns' sizes."""
+    return (min(tokens, TOKENS) + 5) * 2.0**-24
+
+
+def off(found: Tensor, exact: Tensor) -> float:
+    """The largest error of products of columns with each other, as a share of both columns' root sums of squares."""
+    sizes = exact.diagonal().sqrt()
+    return float(((found - exact).abs() / (sizes[:, None] * sizes)).max())
 
 
 def assert_same(found: Moments, expected: Moments, tolerance: float = 1e-9) -> None:

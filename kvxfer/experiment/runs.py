@@ -33,11 +33,11 @@ from kvxfer.files import RECORD, file_sha256, read_json, write_json
 log = logging.getLogger("kvxfer")
 
 VERSIONS = {
-    "calibrate": 4,  # 4: models are their content; no BOS where the tokenizer only ends texts with that token
-    "train": 5,  # 5: as calibrate
+    "calibrate": 5,  # 5: products in float32 where models run in less; files hold finished sums
+    "train": 6,  # 6: as calibrate
     "baseline": 3,  # 3: as calibrate
-    "evaluate": 4,  # 4: as calibrate; warnings of libraries are part of the results
-    "compare": 3,  # 3: as evaluate
+    "evaluate": 5,  # 5: maps run in the caches' dtype, in one pass; a latency's steps are others
+    "compare": 4,  # 4: as evaluate
 }
 """Raised whenever a stage's numbers may change, with a word on why: older runs are then not taken for new ones."""
 

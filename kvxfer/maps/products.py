@@ -23,17 +23,17 @@ _CLEARLY = 1.2
 """How many times as fast another dtype or way must be to be taken: the plain one, unless it matters."""
 
 Way = Callable[
-    [Float[Tensor, "rows inputs"], Float[Tensor, "inputs outputs"], Float[Tensor, " outputs"], Tensor | None],
+    [Float[Tensor, "rows inputs"], Float[Tensor, "inputs outputs"], Float[Tensor, " outputs"] | None, Tensor | None],
     Float[Tensor, "rows outputs"],
 ]
-"""``x @ weight + bias``, perhaps in the memory of the last argument."""
+"""``x @ weight + bias`` (without one where it is None), perhaps in the memory of the last argument."""
 
 
-def _plain(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor | None) -> Tensor:
-    return torch.addmm(bias, x, weight, out=out)
+def _plain(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
+    return torch.mm(x, weight, out=out) if bias is None else torch.addmm(bias, x, weight, out=out)
 
 
-def _onednn(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor | None) -> Tensor:
+def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(x, weight.T, bias, "none", [], "")
 
 

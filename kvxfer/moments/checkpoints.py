@@ -41,13 +41,19 @@ class PassState:
 
     Finished splits lie in ``work`` as moments files; ``split`` is None at the end. ``weighted`` holds the current
     split's moments of each target layer whose tokens are weighed, if any are. ``seconds`` are those of earlier
-    processes, up to the checkpoint that this one goes on from.
+    processes, up to the checkpoint that this one goes on from; ``dtype`` that of finished splits' products.
     """
 
     def __init__(
-        self, work: Path, layout: Layout, home: str | torch.device, target: Geometry, weighing: bool = False
+        self,
+        work: Path,
+        layout: Layout,
+        home: str | torch.device,
+        target: Geometry,
+        weighing: bool = False,
+        dtype: torch.dtype = torch.float64,
     ) -> None:
-        self.work, self.layout, self.home, self.weighing = work, layout, home, weighing
+        self.work, self.layout, self.home, self.weighing, self.dtype = work, layout, home, weighing, dtype
         self.sinks = {which: SinkCounter(target.vocabulary) for which in ("source", "target")}
         self.queries = QueryMoments(target.layers, target.kv_heads, target.head_dim)
         self.moments = Moments(layout, home)
@@ -147,7 +153,7 @@ class PassState:
         parts = {f"{self.split}.safetensors": self.moments}
         parts |= {weighted_file(self.split, layer): moments for layer, moments in self.weighted.items()}
         for name, moments in parts.items():
-            moments.save(self.work / name)
+            moments.finish(self.work / name, self.dtype)
             self._files[name] = file_sha256(self.work / name)
         following = splits.index(self.split) + 1
         self.split = splits[following] if following < len(splits) else None

@@ -135,8 +135,19 @@ class Layout:
         return pairs + len(self.outputs) * self.width * self.dim
 
     @property
+    def _of_columns(self) -> int:
+        """Numbers kept of every single column (pilot, scale and sum), and products within a head of an output."""
+        return 3 * (self.starts[-1] + len(self.outputs) * self.width) + len(self.outputs) * self.width * self.dim
+
+    @property
     def bytes(self) -> int:
-        return 8 * (self._products_per_token() + 2 * (self.starts[-1] + len(self.outputs) * self.width))
+        """Of moments that are being accumulated."""
+        return 8 * (self._products_per_token() + 3 * (self.starts[-1] + len(self.outputs) * self.width))
+
+    def stored_bytes(self, width: int) -> int:
+        """Of finished ones, whose products have so many bytes a number."""
+        single = 8 * self._of_columns
+        return single + (self.bytes - single) * width // 8
 
     @property
     def flops_per_token(self) -> float:

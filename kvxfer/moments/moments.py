@@ -1,15 +1,17 @@
 """Sufficient statistics of a calibration pass: all that a closed form needs, over named blocks of features.
 
-Kept per pair of blocks that some design reads: sums of products of shifted columns. Columns are shifted by a pilot mean
-(the first batch's) before they are multiplied, since raw products lose the variance of a column whose mean is large;
-two passes are merged by Chan's rule (Chan, Golub, LeVeque 1983). Everything is float64. Where tokens have weights, all
-sums are weighted.
+Kept per pair of blocks that some design reads: sums of products of shifted and scaled columns. Columns are shifted by a
+pilot mean (the first batch's), since raw products lose the variance of a column whose mean is large, and divided by a
+power of two near their deviation, which rounds nothing. Products run in the columns' own dtype over
+no more than ``TOKENS`` tokens, and are added up in float64; two passes are merged by Chan's rule (Chan, Golub, LeVeque
+1983). docs/method.md bounds the error. Where tokens have weights, all sums are weighted.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -20,21 +22,11 @@ from torch import Tensor
 
 from kvxfer.errors import KvxferError
 from kvxfer.maps.blocks import Block, Output
+from kvxfer.maps.products import fastest
 from kvxfer.moments.layout import Layout
 
-
-def _pick(x: Float[Tensor, "rows columns"], chosen: list[int]) -> Float[Tensor, "rows chosen"]:
-    """Some columns, ascending: a view where they are neighbours, a copy elsewhere."""
-    if len(chosen) == chosen[-1] - chosen[0] + 1:
-        return x[:, chosen[0] : chosen[-1] + 1]
-    return x[:, chosen]
-
-
-def _some(x: Float[Tensor, "rows parts width"], chosen: list[int]) -> Float[Tensor, "rows chosen width"]:
-    """A copy of some parts; neighbours are copied at once, which is several times faster."""
-    if chosen == list(range(chosen[0], chosen[0] + len(chosen))):
-        return x[:, chosen[0] : chosen[0] + len(chosen)].clone(memory_format=torch.contiguous_format)
-    return x[:, chosen]
+TOKENS = 4096
+"""Tokens whose products are summed in the columns' own dtype before float64 takes over."""
 
 
 class Moments:
@@ -47,6 +39,7 @@ class Moments:
     Attributes:
         count: the sum of the tokens' weights, which is their number where they have none.
         squares: the sum of the squared weights, likewise.
+        scale_x, scale_y: what ``gram`` and ``cross`` are to be multiplied by, column by column; powers of two.
     """
 
     def __init__(self, layout: Layout, device: str | torch.device = "cpu") -> None:
@@ -58,6 +51,7 @@ class Moments:
         self.count: float = 0
         self.squares: float = 0
         self.pilot_x, self.pilot_y = zeros(columns), zeros(outputs, layout.width)
+        self.scale_x, self.scale_y = zeros(columns) + 1, zeros(outputs, layout.width) + 1
         self.sum_x, self.sum_y = zeros(columns), zeros(outputs, layout.width)
         self.read = [layout.columns(products) for products in layout.products]
         self.gram = [zeros(width, len(read)) for width, read in zip(layout.widths, self.read, strict=True)]
@@ -75,35 +69,87 @@ class Moments:
     ) -> None:
         """Add tokens: the columns of all blocks in the layout's order, and the outputs; ``weights`` are 0 or more.
 
-        Products are taken on the inputs' device, block by block, and added to the accumulators.
+        Products are taken on the inputs' device and in their dtype, block by block, and added to the accumulators.
         """
         if not x.shape[0]:
             return
-        home = self.sum_x.device
-        x, y = x.double(), y.double()
+        y = y.flatten(1)
         if not self.count:
-            self.pilot_x.copy_(x.mean(0))
-            self.pilot_y.copy_(y.mean(0))
-        x = x - self.pilot_x.to(x.device)
-        y = y - self.pilot_y.to(y.device)
-        left, top = x, y
+            self._aim(x, y)
+        for start in range(0, x.shape[0], TOKENS):
+            here = slice(start, start + TOKENS)
+            self._add(x[here], y[here], None if weights is None else weights[here].to(x))
+
+    def _aim(self, x: Float[Tensor, "tokens columns"], y: Float[Tensor, "tokens all_width"]) -> None:
+        """Pilot and scale of every column, by these tokens."""
+        for columns, pilot, scale in ((x, self.pilot_x, self.scale_x), (y, self.pilot_y, self.scale_y)):
+            for part, mean, unit in zip(
+                columns.split(1024, 1), pilot.view(-1).split(1024), scale.view(-1).split(1024), strict=True
+            ):
+                mean.copy_(part.mean(0))  # in the columns' dtype: what is near it is then shifted without rounding
+                deviation = (part - mean.to(part)).abs().mean(0).double()
+                unit.copy_(torch.where(deviation > 0, deviation, 1.0).log2().round().exp2())
+
+    def _shifted(self, x: Tensor, pilot: Tensor, scale: Tensor, places: list[tuple[slice, slice]]) -> Tensor:
+        """Columns less their pilots, over their scales, at other places."""
+        pilot, scale = pilot.view(-1).to(x), scale.view(-1).to(x).reciprocal()
+        found = torch.empty_like(x, memory_format=torch.contiguous_format)
+        for own, place in places:
+            torch.sub(x[:, own], pilot[own], out=found[:, place]).mul_(scale[own])
+        return found
+
+    def _add(self, x: Tensor, y: Tensor, weights: Tensor | None) -> None:
+        home, layout, everything = self.sum_x.device, self.layout, slice(None)
+        z = self._shifted(x, self.pilot_x, self.scale_x, [(self._own(i), self._places[i]) for i in self._places])
+        v = self._shifted(y, self.pilot_y, self.scale_y, [(everything, everything)])
+        left, top = z, v
         if weights is None:
             self.count, self.squares = self.count + x.shape[0], self.squares + x.shape[0]
         else:
-            weights = weights.to(x)
             self.count += float(weights.sum())
             self.squares += float(weights.square().sum())
-            left, top = x * weights[:, None], y * weights[:, None, None]
-        self.sum_x += left.sum(0).to(home)
-        self.sum_y += top.sum(0).to(home)
-        flat = y.flatten(1)
-        for i, targets in enumerate(self.layout.targets):
-            column = left[:, self._own(i)].T
-            self.gram[i] += (column @ _pick(x, self.read[i])).to(home)
-            self.cross[i] += (column @ _pick(flat, self._of_outputs(targets))).view_as(self.cross[i]).to(home)
-        heads = (self.layout.heads, self.layout.dim)
-        by_head, weighed = (part.unflatten(-1, heads).permute(1, 2, 0, 3) for part in (y, top))
-        self.square_y += (weighed.mT @ by_head).to(home)
+            left, top = z * weights[:, None], v * weights[:, None]
+        sums = left.sum(0).to(home).double()
+        for i, place in self._places.items():
+            own = self._own(i)
+            self.sum_x[own] += sums[place] * self.scale_x[own]
+        self.sum_y += top.sum(0).to(home).double().view_as(self.sum_y) * self.scale_y
+        product = fastest(x.device, x.dtype).run
+        for i, place in self._places.items():
+            column = left[:, place].T
+            for whole, kept, runs in ((z, self.gram[i], self._read[i]), (v, self.cross[i].flatten(1), self._met[i])):
+                for columns, into in runs:
+                    kept[:, into] += product(column, whole[:, columns], None, None).to(home)
+        by_head, weighed = (part.view(len(part), -1, layout.dim).transpose(0, 1) for part in (v, top))
+        squares = (weighed.mT @ by_head).to(home).double().view_as(self.square_y)
+        scale = self.scale_y.unflatten(-1, (layout.heads, layout.dim))
+        self.square_y += squares * scale[..., None] * scale[..., None, :]
+
+    @cached_property
+    def _places(self) -> dict[int, slice]:
+        """Where each block's columns lie while they are multiplied: those that meet the same outputs side by side."""
+        order = sorted(range(len(self.layout.blocks)), key=lambda i: (self.layout.targets[i], i))
+        return dict(zip(order, _places([self.layout.widths[i] for i in order]), strict=True))
+
+    @cached_property
+    def _read(self) -> list[list[tuple[slice, slice]]]:
+        """For every block, runs of the columns that it is multiplied with, and where their products go."""
+        return [
+            _runs([self._places[j] for j in products], _places([self.layout.widths[j] for j in products]))
+            for products in self.layout.products
+        ]
+
+    @cached_property
+    def _met(self) -> list[list[tuple[slice, slice]]]:
+        """For every block, the same of outputs."""
+        width = self.layout.width
+        everywhere = _places([width] * len(self.layout.outputs))
+        return [_runs([everywhere[o] for o in met], _places([width] * len(met))) for met in self.layout.targets]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the products that are kept."""
+        return self.gram[0].dtype
 
     @property
     def effective(self) -> float:
@@ -112,11 +158,6 @@ class Moments:
 
     def _own(self, i: int) -> slice:
         return slice(self.layout.starts[i], self.layout.starts[i + 1])
-
-    def _of_outputs(self, chosen: Sequence[int]) -> list[int]:
-        """The columns of some outputs, side by side."""
-        width = self.layout.width
-        return [c for output in chosen for c in range(output * width, (output + 1) * width)]
 
     def merge(self, other: Moments) -> Moments:
         """The moments of both passes together (Chan's rule); the result is centred at the common mean."""
@@ -147,11 +188,14 @@ class Moments:
         return merged
 
     def _centred_gram(self, i: int) -> Float[Tensor, "width read"]:
-        return self.gram[i] - torch.outer(self.sum_x[self._own(i)], self.sum_x[self.read[i]]) / (self.count or 1)
+        own, read = self._own(i), self.read[i]
+        natural = self.gram[i] * self.scale_x[own, None] * self.scale_x[read]
+        return natural.addr_(self.sum_x[own], self.sum_x[read], alpha=-1 / (self.count or 1))
 
     def _centred_cross(self, i: int) -> Float[Tensor, "own targets width"]:
-        others = self.sum_y[list(self.layout.targets[i])]
-        return self.cross[i] - self.sum_x[self._own(i)][:, None, None] * others / (self.count or 1)
+        own, met = self._own(i), list(self.layout.targets[i])
+        natural = self.cross[i] * self.scale_x[own, None, None] * self.scale_y[met]
+        return natural - self.sum_x[own][:, None, None] * self.sum_y[met] / (self.count or 1)
 
     def centred_square(self, outputs: list[Output] | None = None) -> Float[Tensor, "outputs heads dim dim"]:
         """Centred products of each head of the outputs (None: of all) with itself, summed over tokens."""
@@ -175,27 +219,31 @@ class Moments:
     def design(self, blocks: tuple[Block, ...]) -> Float[Tensor, "features features"]:
         """The centred Gram of a design's columns, summed over tokens."""
         index = self._index(blocks)
-        places = _places([self.layout.widths[i] for i in index])
-        gram = torch.empty(places[-1].stop, places[-1].stop, dtype=torch.float64)
-        for here, i in zip(places, index, strict=True):
-            inside = _places([self.layout.widths[j] for j in self.layout.products[i]])
-            at = dict(zip(self.layout.products[i], inside, strict=True))
-            for there, j in zip(places, index, strict=True):
-                if j < i:
-                    continue
-                if j not in at:
-                    pair = f"({self.layout.blocks[i].name}, {self.layout.blocks[j].name})"
+        places, columns = _places([self.layout.widths[i] for i in index]), self.layout.columns(index)
+        gram = torch.empty(len(columns), len(columns), dtype=torch.float64)
+        sums, scale = self.sum_x[columns], self.scale_x[columns]
+        kept = {i: _places([self.layout.widths[j] for j in self.layout.products[i]]) for i in index}
+        at = {(i, j): here for i, some in kept.items() for j, here in zip(self.layout.products[i], some, strict=True)}
+        for n, (here, i) in enumerate(zip(places, index, strict=True)):
+            for there, j in zip(places[n:], index[n:], strict=True):
+                first, last = min(i, j), max(i, j)
+                if (first, last) not in at:
+                    pair = f"({self.layout.blocks[first].name}, {self.layout.blocks[last].name})"
                     raise KvxferError(f"these moments hold no product {pair}: calibrate with calibration.features=both")
-                sums = torch.outer(self.sum_x[self._own(i)], self.sum_x[self._own(j)])
-                gram[here, there] = self.gram[i][:, at[j]] - sums / (self.count or 1)
-                gram[there, here] = gram[here, there].T.clone()
+                product = self.gram[first][:, at[first, last]]
+                gram[here, there] = product if i == first else product.T
+            # Strip by strip, while it is near: a copy of the other half costs a third of one block by block.
+            rows = gram[here, here.start :].mul_(scale[here, None]).mul_(scale[here.start :])
+            rows.addr_(sums[here], sums[here.start :], alpha=-1 / (self.count or 1))
+            gram[here.stop :, here] = rows[:, here.stop - here.start :].T
         return gram
 
     def targets(self, blocks: tuple[Block, ...], outputs: list[Output]) -> Float[Tensor, "features columns"]:
         """The centred products of a design's columns with outputs, side by side, summed over tokens."""
-        wanted = self._outputs(outputs)
-        sums, rows = self.sum_y[wanted].flatten(), []
-        for i in self._index(blocks):
+        wanted, index = self._outputs(outputs), self._index(blocks)
+        columns = self.layout.columns(index)
+        cross = torch.empty(len(columns), len(wanted), self.layout.width, dtype=torch.float64)
+        for rows, i in zip(_places([self.layout.widths[i] for i in index]), index, strict=True):
             at = {o: n for n, o in enumerate(self.layout.targets[i])}
             missing = [self.layout.outputs[o] for o in wanted if o not in at]
             if missing:
@@ -203,9 +251,10 @@ class Moments:
                     f"these moments hold no product of {self.layout.blocks[i].name} with the target's {missing[0][1]}: "
                     "calibrate with calibration.features=both"
                 )
-            own = _some(self.cross[i], [at[o] for o in wanted]).flatten(1)
-            rows.append(own.addr_(self.sum_x[self._own(i)], sums, alpha=-1 / (self.count or 1)))
-        return torch.cat(rows) if len(rows) > 1 else rows[0]
+            for n, o in enumerate(wanted):
+                cross[rows, n] = self.cross[i][:, at[o]]
+        found = cross.flatten(1).mul_(self.scale_x[columns, None]).mul_(self.scale_y[wanted].flatten())
+        return found.addr_(self.sum_x[columns], self.sum_y[wanted].flatten(), alpha=-1 / (self.count or 1))
 
     def mean_of(self, blocks: tuple[Block, ...]) -> Float[Tensor, " features"]:
         columns = self.layout.columns(self._index(blocks))
@@ -223,36 +272,76 @@ class Moments:
 
     def state(self) -> dict[str, Tensor]:
         """Every tensor, by name, on the CPU."""
-        named = {name: getattr(self, name) for name in ("pilot_x", "pilot_y", "sum_x", "sum_y", "square_y")}
+        named = {name: getattr(self, name) for name in _SUMS}
         named |= {f"gram.{i}": t for i, t in enumerate(self.gram)} | {f"cross.{i}": t for i, t in enumerate(self.cross)}
         return {name: tensor.detach().cpu().contiguous() for name, tensor in named.items()}
 
     def save(self, path: Path) -> None:
-        """Write safetensors with the layout and the sums of the weights in the header."""
+        """Write safetensors with the layout and the sums of the weights in the header: all that there is."""
+        self._write(self.state(), path)
+
+    def finish(self, path: Path, dtype: torch.dtype) -> None:
+        """The same as they are read: centred at their mean, products in the dtype in which they were multiplied.
+
+        It leaves the moments as the file has them: in float32 half the size. What that rounds is below what it rounded
+        in the products (docs/method.md).
+        """
+        mean_x, mean_y = (sums / (self.count or 1) for sums in (self.sum_x, self.sum_y))
+        self.square_y = self.centred_square()
+        for i, met in enumerate(self.layout.targets):
+            own, read = self._own(i), self.read[i]
+            shares = self.sum_x[own] / self.scale_x[own] / -(self.count or 1)
+            self.gram[i] = self.gram[i].addr_(shares, self.sum_x[read] / self.scale_x[read]).to(dtype)
+            others = (self.sum_y / self.scale_y)[list(met)].flatten()
+            self.cross[i] = self.cross[i].flatten(1).addr_(shares, others).view_as(self.cross[i]).to(dtype)
+        self.pilot_x, self.pilot_y = self.pilot_x + mean_x, self.pilot_y + mean_y
+        self.sum_x, self.sum_y = torch.zeros_like(self.sum_x), torch.zeros_like(self.sum_y)
+        self._write(self.state(), path)
+
+    def _write(self, tensors: dict[str, Tensor], path: Path) -> None:
         # One entry only: safetensors writes several in no fixed order, and equal moments should be equal files.
         about = {"layout": self.layout.to_dict(), "count": self.count}
         if self.squares != self.count:
             about["squares"] = self.squares
-        header = {"kvxfer": json.dumps(about)}
-        save_file(self.state(), path, metadata=header)
+        save_file(tensors, path, metadata={"kvxfer": json.dumps(about)})
 
     @staticmethod
     def load(path: Path, device: str | torch.device = "cpu") -> Moments:
+        """The moments of a file; products stay in its dtype."""
         try:
             with safe_open(path, framework="pt", device="cpu") as file:
                 header = json.loads(file.metadata()["kvxfer"])
                 moments = Moments(Layout.from_dict(header["layout"]), device)
                 moments.count = header["count"]
                 moments.squares = header.get("squares", moments.count)
-                for name in moments.state():
+                for name, empty in moments.state().items():
                     kind, _, number = name.partition(".")
-                    place = getattr(moments, kind)[int(number)] if number else getattr(moments, kind)
-                    place.copy_(file.get_tensor(name))
+                    tensor = file.get_tensor(name).to(device)
+                    if tensor.shape != empty.shape:
+                        raise ValueError(f"{name} is {list(tensor.shape)}, not {list(empty.shape)}")
+                    if number:
+                        getattr(moments, kind)[int(number)] = tensor
+                    else:
+                        setattr(moments, kind, tensor)
         except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
             raise KvxferError(
                 f"{path} is no readable moments file ({error}): calibrate again with force=true"
             ) from error
         return moments
+
+
+_SUMS = ("pilot_x", "pilot_y", "scale_x", "scale_y", "sum_x", "sum_y", "square_y")
+
+
+def _runs(columns: Sequence[slice], into: Sequence[slice]) -> list[tuple[slice, slice]]:
+    """Neighbours among both as one, in the order of what they go into."""
+    found: list[tuple[slice, slice]] = []
+    for one, place in zip(columns, into, strict=True):
+        if found and found[-1][0].stop == one.start and found[-1][1].stop == place.start:
+            found[-1] = slice(found[-1][0].start, one.stop), slice(found[-1][1].start, place.stop)
+        else:
+            found.append((one, place))
+    return found
 
 
 def _places(widths: Sequence[int]) -> list[slice]:

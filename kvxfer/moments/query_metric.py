@@ -8,6 +8,7 @@ heads' slices of W_O.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -134,14 +135,22 @@ class QueryMoments:
         self.sum = torch.zeros(layers, heads, dim, dtype=torch.float64)
         self.square = torch.zeros(layers, heads, dim, dim, dtype=torch.float64)
 
-    def update(self, queries: list[Float[Tensor, "batch query_heads tokens dim"]]) -> None:
-        """Add every layer's content queries of some tokens."""
-        heads = self.sum.shape[1]
+    def update(self, queries: Iterable[Float[Tensor, "batch tokens query_heads dim"]]) -> None:
+        """Add every layer's content queries of some tokens, the same number of each.
+
+        Products are taken in the queries' dtype, about the mean of these tokens, so that a large mean costs no digits.
+        """
+        heads, count = self.sum.shape[1], 0
         for layer, tensor in enumerate(queries):
-            grouped = tensor.double().cpu().unflatten(1, (heads, -1)).permute(1, 0, 2, 3, 4).flatten(1, 3)
-            self.sum[layer] += grouped.sum(1)
-            self.square[layer] += grouped.mT @ grouped
-        self.count += queries[0].shape[0] * queries[0].shape[1] // heads * queries[0].shape[2]
+            grouped = tensor.unflatten(2, (heads, -1)).permute(2, 0, 1, 3, 4).flatten(1, 3)
+            count, pilot = grouped.shape[1], grouped.mean(1, keepdim=True)
+            centred = grouped - pilot
+            first, second = centred.sum(1).cpu().double(), (centred.mT @ centred).cpu().double()
+            mean = pilot[:, 0].cpu().double()
+            self.sum[layer] += first + count * mean
+            cross = first[..., :, None] * mean[..., None, :]
+            self.square[layer] += second + cross + cross.mT + count * mean[..., :, None] * mean[..., None, :]
+        self.count += count
 
     def covariance(self, layer: int) -> Float[Tensor, "heads dim dim"]:
         mean = self.sum[layer] / self.count

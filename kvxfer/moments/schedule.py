@@ -11,7 +11,7 @@ import torch
 
 from kvxfer.errors import KvxferError
 from kvxfer.models.pair import Pair
-from kvxfer.moments.calibration import layout_for
+from kvxfer.moments.calibration import layout_for, products_dtype
 from kvxfer.moments.layout import Layout
 from kvxfer.moments.probe_pass import probe_bytes
 from kvxfer.moments.spec import CALIBRATION_SPLITS, WEIGHTED_SPLITS, CalibrationSpec
@@ -33,6 +33,7 @@ class PassPlan:
     Attributes:
         layout: what is kept of one split.
         weighted_bytes: those of all target layers' weighted moments of one split.
+        disk_bytes: what the finished moments of all splits take.
         first: what a first pass over a few rows chooses, if there is one.
         slow: that the models' dtype is slow here, and what is not.
 
@@ -50,6 +51,7 @@ class PassPlan:
         kept: Sequence[Sequence[int]] | None = None,
     ) -> None:
         self.rows, self.length = rows, length
+        width = (dtype := products_dtype(pair)).itemsize
         tokens = len(spec.kept(length, skip_first))
         self.first = None
         if spec.keep_layers is not None and kept is None:
@@ -70,13 +72,17 @@ class PassPlan:
                 )
             probe_rows = min(spec.probe_rows, rows["validation"])
             self.probe_bytes = probe_bytes(pair, layout, probe_rows, min(spec.probe_tokens, length))
-        self.working_bytes = 8 * 3 * spec.batch_size * tokens * (layout.starts[-1] + len(layout.outputs) * layout.width)
+        # Columns, and their shifted copies.
+        columns = layout.starts[-1] + len(layout.outputs) * layout.width
+        self.working_bytes = 2 * width * spec.batch_size * tokens * columns
         if spec.weights != "none":
             # Scores and probabilities of one KV head's queries, float32.
             target = pair.target.geometry
             self.working_bytes += 4 * 2 * spec.batch_size * target.heads // target.kv_heads * length**2
         weighted = _weighted(layout, spec)
         self.weighted_bytes = sum(part.bytes for part in weighted)
+        self.disk_bytes = len(CALIBRATION_SPLITS) * layout.stored_bytes(width)
+        self.disk_bytes += len(WEIGHTED_SPLITS) * sum(part.stored_bytes(width) for part in weighted)
         self.home = _home(pair, spec, layout.bytes + self.weighted_bytes, self.working_bytes)
         everything = sum(rows.values())
         self.kept_tokens = tokens * everything
@@ -84,13 +90,9 @@ class PassPlan:
         forward = sum(m.geometry.prefill_flops(length) for m in (pair.source, pair.target)) * everything * length
         products = layout.flops_per_token * self.kept_tokens + sum(p.flops_per_token for p in weighted) * weighed
         device = pair.source.device
-        moments = products / _speed(device, torch.float64)
+        moments = products / _speed(torch.device("cpu") if device.type == "mps" else device, dtype)
         self.seconds = forward / _speed(device, pair.source.dtype) + moments
         self.slow = _slow_dtype(pair, self.seconds, forward / _speed(device, torch.float32) + moments)
-
-    @property
-    def disk_bytes(self) -> int:
-        return len(CALIBRATION_SPLITS) * self.layout.bytes + len(WEIGHTED_SPLITS) * self.weighted_bytes
 
     def lines(self) -> list[str]:
         total = sum(self.rows.values())
@@ -201,8 +203,6 @@ def _available_bytes() -> int:
 @functools.cache
 def _speed(device: torch.device, dtype: torch.dtype) -> float:
     """FLOPs per second of a small matrix product there, by a transposed one as a model's layers do: a rough guide."""
-    if device.type == "mps" and dtype == torch.float64:
-        device = torch.device("cpu")
     size = 512 if device.type == "cpu" else 2048
     a = torch.ones(size, size, dtype=dtype, device=device)
     a @ a.mT

@@ -34,7 +34,7 @@ class SinkCounter:
             return
         worst = torch.ones(ids.shape, device=kv.keys[0].device)
         for tensor in (*kv.keys, *kv.values):
-            norms = tensor.float().norm(dim=-1).mean(1)
+            norms = torch.linalg.vector_norm(tensor, dim=-1, dtype=torch.float32).mean(1)
             ratio = norms / norms.median(dim=1, keepdim=True).values.clamp_min(1e-12)
             worst = torch.maximum(worst, torch.maximum(ratio, 1 / ratio.clamp_min(1e-12)))
         worst, ids = worst.cpu(), ids.cpu()

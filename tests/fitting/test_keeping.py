@@ -31,7 +31,7 @@ from kvxfer.moments.spec import CALIBRATION_SPLITS, WEIGHTED_SPLITS, Calibration
 from kvxfer.moments.token_weights import attention_received, token_weights
 from kvxfer.report.fit_figures import r2_heatmap
 from kvxfer.text.corpus import load_rows
-from tests.calibrations import LENGTH, ROWS, SPLIT_FILES, make_settings
+from tests.calibrations import LENGTH, ROWS, SPLIT_FILES, make_settings, remember_prefills
 from tests.samples import assert_same, make_samples, make_splits
 
 KEPT_OF = ((0, 2), (1, 2))
@@ -133,10 +133,13 @@ def test_the_best_single_layers_are_kept(tiny_pair: Pair, tmp_path: Path, caplog
 def test_scores_do_not_depend_on_how_many_layers_fit_into_memory(
     tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    reads = remember_prefills(monkeypatch)
     whole = read_json(calibrate(make_settings(tiny_pair.spec, tmp_path / "a", calibration=KEEP)) / REPORT)
     monkeypatch.setattr(keeping, "first_pass", lambda pair, one_layer: ("cpu", 1))
     single = read_json(calibrate(make_settings(tiny_pair.spec, tmp_path / "b", calibration=KEEP)) / REPORT)
     assert single == whole
+    assert reads == [*reads[: len(reads) // 2]] * 2, "the models read rows of the first pass again"
+    assert not list((tmp_path / "b").rglob("first-pass-*"))
 
 
 def test_as_many_layers_at_once_as_fit(tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,9 +231,10 @@ def test_the_plan_counts_the_weighted_bytes(keep: int | None, tiny_pair: Pair, t
     counts = {split: ROWS.of(split) for split in CALIBRATION_SPLITS}
     plan = PassPlan(tiny_pair, settings.calibration, counts, LENGTH, 4, kept)
     files = [load_file(path / weighted_file("fit", layer)) for layer in range(3)]
-    assert plan.weighted_bytes == sum(t.numel() * t.element_size() for file in files for t in file.values())
-    assert plan.layout.bytes == sum(t.numel() * t.element_size() for t in load_file(path / "fit.safetensors").values())
-    assert plan.disk_bytes == 3 * plan.layout.bytes + 2 * plan.weighted_bytes
+    weighted = sum(t.numel() * t.element_size() for file in files for t in file.values())
+    stored = sum(t.numel() * t.element_size() for t in load_file(path / "fit.safetensors").values())
+    assert (plan.layout.bytes, plan.weighted_bytes) == (stored, weighted)
+    assert plan.disk_bytes == 3 * stored + 2 * weighted
     estimate = PassPlan(tiny_pair, settings.calibration, counts, LENGTH, 4)
     assert estimate.weighted_bytes == plan.weighted_bytes
     assert (estimate.first is None) == (keep is None)

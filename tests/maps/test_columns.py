@@ -56,7 +56,7 @@ def test_calibration_and_the_map_read_the_same_columns(tiny_pair: Pair, ids: tor
     known = TargetTokens.of(tiny_pair, ids, layout.blocks)
     kinds = set()
     for n, block in enumerate(layout.blocks):
-        read = block_columns(content, known, random, block)[:, skip:].flatten(0, 1)
+        read = block_columns(content, known, random, block)[:, skip:].flatten(0, 1).double()
         own = x[:, layout.starts[n] : layout.starts[n + 1]]
         assert read.shape == own.shape
         assert torch.allclose(read, own, atol=1e-5), block.name

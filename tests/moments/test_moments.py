@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from kvxfer.errors import KvxferError
+from kvxfer.fitting.closed.linalg import Gram
 from kvxfer.fitting.closed.r2 import HeldOut
 from kvxfer.maps.blocks import DESIGNS, KINDS, Block, Features
 from kvxfer.moments.layout import Layout
-from kvxfer.moments.moments import Moments
-from tests.samples import Samples, assert_same, make_samples, reference_r2, relative_error, tensors_of
+from kvxfer.moments.moments import TOKENS, Moments
+from tests.samples import Samples, assert_same, make_samples, off, reference_r2, relative_error, rounding, tensors_of
 
 WIDER = Features("wider", kinds="same", previous=2)
 ALL = [*DESIGNS.values(), WIDER]
@@ -79,7 +80,7 @@ def test_one_token_has_no_variance() -> None:
 def test_moments_go_on_after_a_merge() -> None:
     samples = make_samples(DESIGNS["same"])
     merged = samples.part(0, 100).moments().merge(samples.part(100, 200).moments())
-    merged.update(samples.x[200:], samples.y[200:])
+    merged.update(samples.x[200:].double(), samples.y[200:].double())
     assert_same(merged, samples.moments())
 
 
@@ -183,6 +184,63 @@ def test_block_names_round_trip_and_wrong_ones_are_refused() -> None:
     for name in ("queries.1", "keys.x", "keys", ""):
         with pytest.raises(KvxferError, match="no block name"):
             Block.parse(name)
+
+
+def hard_samples(tokens: int = 6000) -> Samples:
+    """Means of 1,000 deviations, near-duplicate columns, and 10⁶ between the columns' scales."""
+    samples = make_samples(DESIGNS["same"], tokens=tokens)
+    generator = torch.Generator().manual_seed(3)
+    scales = 10.0 ** torch.linspace(-3, 3, samples.x.shape[1])
+    x = samples.x / samples.x.std(0)
+    x[:, 1] = x[:, 0] + 1e-4 * torch.randn(tokens, generator=generator)
+    return replace(samples, x=(x + 1000) * scales, y=samples.y * 1e-3 + 1)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_float32_products_are_within_the_bound_of_the_text(weighted: bool, tmp_path: Path) -> None:
+    """Of every entry by itself, on hard data, and from a finished split's file."""
+    samples = hard_samples()
+    weights = make_weights(len(samples.x)) if weighted else None
+    samples.moments(4064, weights, torch.float32).finish(tmp_path / "fit.safetensors", torch.float32)
+    found, exact = Moments.load(tmp_path / "fit.safetensors"), samples.moments(4064, weights)
+    assert (found.dtype, exact.dtype) == (torch.float32, torch.float64)
+    bound = rounding(TOKENS) / 10
+    for kind in KINDS:
+        blocks, outputs = DESIGNS["same"].blocks(kind, [0, 1, 2]), [(0, kind), (1, kind)]
+        x, y = exact.design(blocks).diagonal().sqrt(), exact.variance_target(outputs).sqrt()
+        assert 0 < off(found.design(blocks), exact.design(blocks)) < bound
+        error = (found.targets(blocks, outputs) - exact.targets(blocks, outputs)).abs() / torch.outer(x, y)
+        assert float(error.max()) < bound
+        spread = (found.mean_of(blocks) - exact.mean_of(blocks)).abs() / (x / exact.count**0.5)
+        assert float(spread.max()) < bound
+        assert relative_error(found.variance_target(outputs), exact.variance_target(outputs)) < bound
+
+
+@pytest.mark.parametrize("lam", [1e-6, 1e-4, 1e-2])
+def test_float32_products_leave_what_ridge_predicts(lam: float) -> None:
+    """On near-duplicate columns with large means, at every λ that rounding leaves to be chosen."""
+    samples = hard_samples()
+    samples = replace(samples, x=samples.x / samples.x.std(0))
+    blocks, outputs = DESIGNS["same"].blocks("keys", [0, 1, 2]), [(0, "keys"), (1, "keys")]
+    scores = []
+    for dtype in (torch.float32, torch.float64):
+        fit, held = (samples.part(*span).moments(dtype=dtype) for span in ((0, 4000), (4000, None)))
+        weight, used = Gram(fit.design(blocks)).ridge(fit.targets(blocks, outputs), lam)
+        assert used == lam
+        bias = fit.mean_target(outputs) - fit.mean_of(blocks) @ weight
+        scores.append(HeldOut(held, blocks, outputs).r2(weight, bias))
+    assert float((scores[0] - scores[1]).abs().max()) < 1e-6
+
+
+def test_columns_of_any_size_are_multiplied_without_overflow() -> None:
+    samples = make_samples(DESIGNS["same"])
+    scales = 2.0 ** torch.linspace(-80, 80, samples.x.shape[1]).round()
+    sized = replace(samples, x=samples.x * scales).moments(dtype=torch.float32)
+    blocks = DESIGNS["same"].blocks("keys", [0, 1, 2])
+    columns = samples.layout.columns([samples.layout.blocks.index(block) for block in blocks])
+    own = scales.double()[columns]
+    plain = samples.moments(dtype=torch.float32).design(blocks)
+    assert torch.equal(sized.design(blocks), plain * own[:, None] * own)
 
 
 def make_weights(tokens: int, seed: int = 7) -> torch.Tensor:

@@ -76,7 +76,7 @@ def test_queries_are_centred_and_pooled_over_the_heads_that_share() -> None:
     queries = torch.randn(3, 6, 20, DIM, generator=torch.Generator().manual_seed(0)) + 50
     moments = QueryMoments(1, HEADS, DIM)
     for part in queries.split(2):
-        moments.update([part])
+        moments.update([part.double().transpose(1, 2)])
     for head in range(HEADS):
         rows = queries[:, 3 * head : 3 * head + 3].transpose(0, 1).reshape(-1, DIM).double()
         assert int(moments.count) == len(rows)

@@ -20,7 +20,7 @@ from kvxfer.fitting.closed import Splits
 from kvxfer.fitting.keeping import Kept, choose_kept
 from kvxfer.maps.blocks import RANDOM
 from kvxfer.models.pair import Pair, load_pair
-from kvxfer.moments.calibration import accumulate, layout_for
+from kvxfer.moments.calibration import accumulate, layout_for, products_dtype
 from kvxfer.moments.checkpoints import PassState, weighted_file
 from kvxfer.moments.layout import Layout
 from kvxfer.moments.moments import Moments
@@ -98,7 +98,8 @@ def _run_pass(settings: CalibrateSettings, run: Run, out: RunLogger) -> PassStat
         plan = PassPlan(pair, spec, counts, corpus.length, corpus.skip_first, kept.layers)
         _say_kept(pair, settings, plan.layout)
     total = sum(counts.values()) * corpus.length
-    state = PassState(run.work, plan.layout, plan.home, pair.target.geometry, spec.weights != "none")
+    weighing, dtype = spec.weights != "none", products_dtype(pair)
+    state = PassState(run.work, plan.layout, plan.home, pair.target.geometry, weighing, dtype)
     if state.tokens_read:
         log.info("going on after %s tokens", f"{state.tokens_read:,}")
     if spec.probe_rows:
@@ -133,7 +134,7 @@ def _kept(pair: Pair, settings: CalibrateSettings, path: Path) -> Kept:
     rows = {split: load_rows(corpus, pair.tokenizer, split, count) for split, count in counts.items()}
     layers = len(spec.source_layers(pair.source.geometry.layers))
     with progress(f"choose source layers {pair.name}", layers, "layers") as advance:
-        kept = choose_kept(pair, rows, spec, corpus.skip_first, advance)
+        kept = choose_kept(pair, rows, spec, corpus.skip_first, advance, path.parent)
     write_sealed(path, asdict(kept))
     return kept
 
@@ -224,7 +225,7 @@ def _merge_shares(settings: CalibrateSettings) -> Path | None:
             merged = Moments.load(folders[0] / name)
             for folder in folders[1:]:
                 merged = merged.merge(Moments.load(folder / name))
-            merged.save(run.work / name)
+            merged.finish(run.work / name, Moments.load(folders[0] / name).dtype)
         if any(getattr(settings.calibration.features, kind) for kind in RANDOM):
             merge_random([folder / RANDOM_FILE for folder in folders], run.work / RANDOM_FILE)
         reports = [read_json(folder / REPORT) for folder in folders]
