@@ -11,24 +11,37 @@ Random moments of a pair with as many source as target layers, keys from keys an
 The reference takes a float64 Cholesky factorisation, a solve and a validation R² for every target layer, source layer
 (or set) and λ. ``per λ`` is what one factorisation for all target layers that share a set leaves of that. Both read the
 same moments and must give the same scores. Exit code 1: scores differ, or a ratio is below its bar.
+
+Then whole fits of ridge, ``same`` and ``previous`` with four source layers of which each target layer has its own, from
+moments on disk: what share is reading (loading and gathering), selection of source layers, solves (factorisations and
+what they are applied to) and scores; with ``--against`` another checkout's fit in turns.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import itertools
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import torch
+from other_tree import modules_of
 from torch import Tensor
 
-from kvxfer.fitting.closed import Ridge, Splits
+from kvxfer.fitting.closed import Ridge, Splits, closed_form, design
 from kvxfer.fitting.closed.design import Design
 from kvxfer.fitting.closed.engine import Engine
+from kvxfer.fitting.closed.linalg import Gram
+from kvxfer.fitting.closed.r2 import HeldOut
 from kvxfer.fitting.dials import Isotropic
-from kvxfer.maps.blocks import DESIGNS, KINDS, Block, Output
+from kvxfer.maps.blocks import DESIGNS, KINDS, Block, Features, Output
 from kvxfer.moments.layout import Layout
 from kvxfer.moments.moments import Moments
 
@@ -116,7 +129,7 @@ def reference(splits: Splits, blocks: tuple[Block, ...], outputs: list[Output], 
 
 def per_lam(engine: Engine, blocks: tuple[Block, ...], outputs: list[Output], lams: list[float]) -> Tensor:
     """The same with one factorisation for all outputs."""
-    design = Design(engine.solver, engine.layout, blocks, outputs, engine.splits.moments, ("fit", "validation"))
+    design = Design(engine.solver, engine.layout, blocks, outputs, engine.splits.moments)
     rows = []
     for lam in lams:
         weight, _ = design.ridge(lam, list(range(len(outputs))))
@@ -145,7 +158,7 @@ def select(layers: int, width: int, lams: list[float]) -> Job:
 
 
 @dataclass(frozen=True)
-class Path(Isotropic):
+class LamPath(Isotropic):
     """Ridge's penalty over the λ of this benchmark."""
 
     lams: tuple[float, ...] = ()
@@ -158,12 +171,12 @@ class Path(Isotropic):
 def paths(layers: int, width: int, lams: list[float]) -> dict[str, Job]:
     """The best λ of every target layer, and the weights there."""
     splits = random_splits(POOL, layers, width, 2 * K * width, 0)
-    engine = Engine(Ridge(k=K, features=SAME, penalty=Path(lams=tuple(lams))), splits)
+    engine = Engine(Ridge(k=K, features=SAME, penalty=LamPath(lams=tuple(lams))), splits)
     keys = [output for output in splits.fit.layout.outputs if output[1] == "keys"]
 
     def chosen(blocks: tuple[Block, ...], outputs: list[Output]) -> Tensor:
         _, _, curve = engine.choose_setting(
-            Design(engine.solver, engine.layout, blocks, outputs, engine.splits.moments, ("fit", "validation"))
+            Design(engine.solver, engine.layout, blocks, outputs, engine.splits.moments)
         )
         return torch.tensor([scores for _, scores in curve], dtype=torch.float64)
 
@@ -182,6 +195,103 @@ def paths(layers: int, width: int, lams: list[float]) -> dict[str, Job]:
                 }
             )
     return jobs
+
+
+class Shares:
+    """Seconds of a fit by part; what is called within a part counts to it."""
+
+    def __init__(self) -> None:
+        self.seconds, self._within = dict.fromkeys(("reading", "selection", "solves", "scores"), 0.0), False
+
+    def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The same function, whose time is the part's unless it is called within one."""
+
+        def run(*given: Any, **options: Any) -> Any:
+            if self._within:
+                return function(*given, **options)
+            self._within, started = True, time.perf_counter()
+            try:
+                return function(*given, **options)
+            finally:
+                self._within = False
+                self.seconds[part] += time.perf_counter() - started
+
+        return run
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Inside the block every part of a fit is timed."""
+        places = [
+            *(("reading", Moments, name) for name in ("load", "design", "targets")),
+            ("selection", closed_form, "single_layer_scores"),
+            *(("solves", Gram, name) for name in ("ridge", "ridge_per_column")),
+            ("solves", torch.linalg, "eigh"),
+            *(("scores", HeldOut, name) for name in ("errors", "r2_of_errors", "metric_r2_of_errors", "r2")),
+            ("scores", design, "path_residuals"),
+        ]
+        with ExitStack() as stack:
+            for part, owner, name in places:
+                own = getattr(owner, name)
+                watched = self.timed(part, own)
+                static = name == "load"
+                stack.enter_context(patch.object(owner, name, staticmethod(watched) if static else watched))
+            yield
+
+
+def whole_fit(features: Features, layers: int, width: int, against: Path | None) -> str:
+    """The table's row of one design."""
+    draw, names = torch.Generator().manual_seed(0), ("fit", "validation", "held_out")
+    layout = Layout.of(features, list(range(layers)), layers, width, HEADS)
+    tokens, columns = 2 * K * width * len(features.blocks("keys", [0])), layout.starts[-1]
+    mixing = torch.randn(columns, len(layout.outputs) * width, generator=draw) / columns**0.5
+    rows = {}
+    for name in names:
+        x = torch.randn(tokens, columns, generator=draw)
+        y = x @ mixing + torch.randn(tokens, mixing.shape[1], generator=draw)
+        rows[name] = x, y.unflatten(1, (-1, width))
+
+    def ready(kind: Any, folder: Path) -> Callable[[], Any]:
+        """A fit from files, by this checkout's modules or another's."""
+        dials, closed, blocks, made, form = kind
+        for name, (x, y) in rows.items():
+            there = form.Layout.of(blocks.DESIGNS[features.name], list(range(layers)), layers, width, HEADS)
+            moments = made.Moments(there)
+            moments.update(x, y)
+            moments.save(folder / f"{name}.safetensors")
+        penalty = dials.Isotropic("auto")
+        solver = closed.Ridge(k=K, features=blocks.DESIGNS[features.name], penalty=penalty)
+        return lambda: solver.fit(closed.Splits(*(made.Moments.load(folder / f"{name}.safetensors") for name in names)))
+
+    modules = [f"kvxfer.{name}" for name in ("fitting.dials", "fitting.closed", "maps.blocks")]
+    modules += [f"kvxfer.moments.{name}" for name in ("moments", "layout")]
+    shares, others = Shares(), []
+    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
+        ours = ready([importlib.import_module(name) for name in modules], Path(one))
+        theirs = None if against is None else ready(modules_of(against, *modules), Path(other))
+        for each in (ours, theirs):  # a round that does not count
+            if each is not None:
+                each()
+        started = time.perf_counter()
+        with shares.watching():
+            ours()
+        spent = time.perf_counter() - started
+        if theirs is not None:
+            started = time.perf_counter()
+            theirs()
+            others = [f"{(time.perf_counter() - started) / spent:.1f}"]
+    parts = {**shares.seconds, "rest": spent - sum(shares.seconds.values())}
+    cells = [f"{K * width * len(features.blocks('keys', [0]))}", f"{spent:.1f} s"]
+    cells += [f"{seconds / spent:.0%}" for seconds in parts.values()]
+    return f"| {features.name} | {' | '.join([*cells, *others])} |"
+
+
+def whole_fits(layers: int, width: int, against: Path | None) -> str:
+    """Markdown: where the time of whole fits goes."""
+    head = ["design", "features", "fit", "reading", "selection", "solves", "scores", "rest"]
+    head += [] if against is None else ["before / kvxfer"]
+    lines = [f"Whole fits, {layers} layers of {width}:", "", f"| {' | '.join(head)} |"]
+    lines.append("| :-- |" + " --: |" * (len(head) - 1))
+    return "\n".join([*lines, *(whole_fit(DESIGNS[name], layers, width, against) for name in ("same", "previous"))])
 
 
 def table(jobs: dict[str, Job]) -> str:
@@ -214,10 +324,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--layers", type=int, default=28, help="source layers, and target layers (at most 70)")
     parser.add_argument("--width", type=int, default=256, help=f"columns of a layer's keys, {HEADS} heads")
     parser.add_argument("--lams", type=int, default=12, help="how many λ, log-spaced from 1e-9 to 100")
+    parser.add_argument("--fit-layers", type=int, default=6, help="source layers, and target layers, of whole fits")
+    parser.add_argument("--fit-width", type=int, default=192, help="columns of a layer's keys in whole fits")
+    parser.add_argument("--against", type=Path, help="another checkout of this project, whose whole fits run in turns")
     args = parser.parse_args(arguments)
     lams = torch.logspace(-9, 2, args.lams, dtype=torch.float64).tolist()
     jobs = {"selection": select(args.layers, args.width, lams), **paths(args.layers, args.width, lams)}
     print(f"{args.layers} layers of {args.width}, {args.lams} λ, {torch.get_num_threads()} threads\n\n{table(jobs)}\n")
+    print(f"{whole_fits(args.fit_layers, args.fit_width, args.against)}\n")
     print("ratios: " + ", ".join(f"{name} {job.ratio:.1f}" for name, job in jobs.items()))
     wrong = failures(jobs)
     print("\n".join(wrong) if wrong else "all bars are met")

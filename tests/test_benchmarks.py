@@ -31,11 +31,16 @@ def test_a_small_run_has_equal_scores_and_every_ratio(
     benchmark: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(benchmark, "BARS", {"selection": 1e-6, "path, shared": 1e-6})
-    assert benchmark.main(["--layers", "3", "--width", "8", "--lams", "4"]) == 0
+    small = ["--layers", "3", "--width", "8", "--lams", "4", "--fit-layers", "5", "--fit-width", "8"]
+    assert benchmark.main(small) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == "all bars are met"
     assert sum(line.startswith(("| selection", "| path, shared", "| path, all differ")) for line in lines) == 6
     assert lines[-2].startswith("ratios: selection ")
+    fits = [line.split(" | ") for line in lines if line.startswith(("| same", "| previous"))]
+    assert [row[1] for row in fits] == ["32", "128"]
+    for row in fits:
+        assert abs(sum(int(cell.strip(" |").rstrip("%")) for cell in row[3:]) - 100) <= 3, "shares of the whole"
 
 
 def test_slow_or_wrong_is_named(benchmark: ModuleType) -> None:

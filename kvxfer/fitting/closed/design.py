@@ -23,8 +23,7 @@ class Design:
     """The moments of one design and the outputs that share it, gathered once.
 
     Args:
-        moments: those of a split and some outputs.
-        splits: those that are gathered; ``fit`` and ``validation`` at least.
+        moments: those of a split and some outputs; of ``fit`` and ``validation``, all that a choice reads.
     """
 
     def __init__(
@@ -34,10 +33,9 @@ class Design:
         blocks: tuple[Block, ...],
         outputs: list[Output],
         moments: Callable[[str, list[Output]], Moments],
-        splits: tuple[str, ...] = ("fit", "validation", "held_out"),
     ) -> None:
         self.blocks, self.outputs, self.width = blocks, outputs, layout.width
-        self.held = {name: HeldOut(moments(name, outputs), blocks, outputs) for name in splits}
+        self.held = {name: HeldOut(moments(name, outputs), blocks, outputs) for name in ("fit", "validation")}
         self.cross = self.held["fit"].cross
         self.parts = form.parts(blocks, layout)
         matrix = self.held["fit"].gram
@@ -91,6 +89,10 @@ class Design:
         Args:
             groups: outputs whose columns are solved together (no output's metric matters within a larger group).
         """
+        if len(self.parts) == 1 and len(groups[0]) == len(self.outputs):
+            metric = metrics.by_output[self.outputs[0]] if metrics else None
+            weight, spent = penalised(self.grams[0], self.cross, setting, self.parts[0].heads, metric)
+            return weight, [spent] * len(self.outputs)
         weight, used = torch.zeros_like(self.cross), [0.0] * len(self.outputs)
         for part, gram in zip(self.parts, self.grams, strict=True):
             own = torch.arange(part.columns.start, part.columns.stop)

@@ -69,7 +69,7 @@ class Engine:
         scores: dict[Output, Tensor] = dict.fromkeys(self.layout.outputs, nothing)
         readers = [o for o in self.layout.outputs if set(layers) <= set(self.layout.candidates(o[0]))]
         for blocks, outputs in sharing(self.solver.features, dict.fromkeys(readers, layers)).items():
-            design = Design(self.solver, self.layout, blocks, outputs, self.splits.moments, ("fit", "validation"))
+            design = Design(self.solver, self.layout, blocks, outputs, self.splits.moments)
             known, rows = self._path(design, lams), []
             for lam in lams:
                 if lam not in known:
@@ -201,16 +201,18 @@ class Engine:
 
     def _scores(self, design: Design, weight: Tensor, bias: Tensor) -> dict[str, Float[Tensor, " outputs"]]:
         """R² on all three splits, and in the outputs' metrics where there are any."""
-        plain = design.held
-        if self.solver.needs_weights:
+        plain: dict[str, Float[Tensor, " outputs"]] = {}
+        weighed = dict(plain)
+        for name in ("fit", "validation", "held_out"):
             # What a map was fitted and chosen on may weigh tokens; what is reported never does.
-            plain = {n: HeldOut(self.splits.moments(n, design.outputs), design.blocks, design.outputs) for n in plain}
-        scores = {f"r2_{name}": held.r2(weight, bias) for name, held in plain.items()}
-        if self.metrics is not None:
-            metrics = self.metrics
-            scores |= {f"metric_r2_{name}": held.metric_r2(weight, bias, metrics) for name, held in plain.items()}
-        scores["validation"] = self.judge(design.held["validation"], weight, bias)
-        return scores
+            held = None if self.solver.needs_weights else design.held.get(name)
+            if held is None:
+                held = HeldOut(self.splits.moments(name, design.outputs), design.blocks, design.outputs)
+            errors = held.errors(weight, bias)
+            plain[f"r2_{name}"] = held.r2_of_errors(errors)
+            if self.metrics is not None:
+                weighed[f"metric_r2_{name}"] = held.metric_r2_of_errors(errors, self.metrics)
+        return {**plain, **weighed, "validation": self.judge(design.held["validation"], weight, bias)}
 
 
 def _stored(layer: LinearLayer, bias: Float[Tensor, " width"]) -> LinearLayer:

@@ -9,10 +9,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from kvxfer.errors import KvxferError
-from kvxfer.fitting.closed.linalg import NOT_FINITE
+from kvxfer.fitting.closed.linalg import NOT_FINITE, half_product
 from kvxfer.maps.blocks import Block, Output
 from kvxfer.moments.moments import Moments
 from kvxfer.moments.query_metric import Metrics
+
+_NUMBERS = 1 << 20
+"""Numbers of a product at a time (8 MiB): few enough to stay near the cores."""
 
 
 class HeldOut:
@@ -58,16 +61,32 @@ class HeldOut:
         own.square = self.square[:, heads]
         return own
 
+    def errors(
+        self, weight: Float[Tensor, "features columns"], bias: Float[Tensor, " columns"]
+    ) -> Float[Tensor, "outputs heads dim dim"]:
+        """Sum over tokens of the products of the errors of ``x @ weight + bias``, head by head.
+
+        Expanding the products leaves nothing but moments: total - w'C - C'w + w'Aw of the centred ones, plus count
+        times those of the mean error. With A = T + T' the last three are H + H', H = w'(T w - C).
+        """
+        outputs, heads, dim = self.shape
+        offset = (self.mean_x @ weight + bias - self.mean_y).view(self.shape)
+        errors = self.square + self.count * offset[..., :, None] * offset[..., None, :]
+        size = max(1, _NUMBERS // (len(weight) * heads * dim))
+        for first in range(0, outputs, size):
+            columns = slice(first * heads * dim, (first + size) * heads * dim)
+            own = weight[:, columns]
+            rest = half_product(self.gram, own).sub_(self.cross[:, columns])
+            by_head = (each.unflatten(1, (-1, dim)).transpose(0, 1) for each in (own, rest))
+            half = (next(by_head).mT @ next(by_head)).unflatten(0, (-1, heads))
+            errors[first : first + size] += half.add_(half.mT.clone())
+        return errors
+
     def residual(
         self, weight: Float[Tensor, "features columns"], bias: Float[Tensor, " columns"]
     ) -> Float[Tensor, " columns"]:
-        """Sum over tokens of the squared error of ``x @ weight + bias``, per column.
-
-        Expanding the square leaves nothing but moments: total - 2 w'C + w'Aw of the centred ones, plus count times the
-        squared error of the mean.
-        """
-        explained = (weight * (2 * self.cross - self.gram @ weight)).sum(0)
-        return self.total - explained + self.count * (self.mean_x @ weight + bias - self.mean_y) ** 2
+        """Sum over tokens of the squared error of ``x @ weight + bias``, per column."""
+        return self.errors(weight, bias).diagonal(dim1=-2, dim2=-1).flatten()
 
     def r2(
         self, weight: Float[Tensor, "features columns"], bias: Float[Tensor, " columns"]
@@ -77,7 +96,11 @@ class HeldOut:
         Totals are about the mean of these moments. Summing within a head keeps columns of tiny variance from ruling.
         A head that does not vary, beyond what rounding leaves, has no variance to explain and counts as 0.
         """
-        return self.r2_of_heads(self.residual(weight, bias).view(self.shape).sum(-1))
+        return self.r2_of_errors(self.errors(weight, bias))
+
+    def r2_of_errors(self, errors: Float[Tensor, "outputs heads dim dim"]) -> Float[Tensor, " outputs"]:
+        """The same from ``errors``."""
+        return self.r2_of_heads(errors.diagonal(dim1=-2, dim2=-1).sum(-1))
 
     def r2_of_heads(self, residual: Float[Tensor, "*lams outputs heads"]) -> Float[Tensor, "*lams outputs"]:
         """The same from residuals that are summed over the columns of each head."""
@@ -90,20 +113,15 @@ class HeldOut:
         self, weight: Float[Tensor, "features columns"], bias: Float[Tensor, " columns"], metrics: Metrics
     ) -> Float[Tensor, " outputs"]:
         """The same in the outputs' metric M: 1 - tr(M residual) / tr(M total) of each head, averaged over heads."""
-        scores = []
-        dim = self.shape[2]
-        rounding = torch.finfo(torch.float64).eps * self.count
-        offset = self.mean_x @ weight + bias - self.mean_y
-        for n, output in enumerate(self.outputs):
-            metric = metrics.by_output[output].matrix
-            per_head = []
-            for head in range(self.shape[1]):
-                columns = slice((n * self.shape[1] + head) * dim, (n * self.shape[1] + head + 1) * dim)
-                w, c, o = weight[:, columns], self.cross[:, columns], offset[columns]
-                half = w.T @ c
-                error = self.square[n, head] - half - half.T + w.T @ self.gram @ w + self.count * torch.outer(o, o)
-                total, mean = (metric[head] * self.square[n, head]).sum(), self.mean_y[columns]
-                varies = total > rounding * (mean @ metric[head] @ mean)
-                per_head.append(torch.where(varies, 1 - (metric[head] * error).sum() / total, 0.0))
-            scores.append(torch.stack(per_head).mean())
-        return torch.stack(scores)
+        return self.metric_r2_of_errors(self.errors(weight, bias), metrics)
+
+    def metric_r2_of_errors(
+        self, errors: Float[Tensor, "outputs heads dim dim"], metrics: Metrics
+    ) -> Float[Tensor, " outputs"]:
+        """The same from ``errors``."""
+        metric = torch.stack([metrics.by_output[output].matrix for output in self.outputs])
+        mean = self.mean_y.view(*self.shape, 1)
+        rounding = torch.finfo(torch.float64).eps * self.count * (mean.mT @ metric @ mean)[..., 0, 0]
+        residual, total = ((metric * products).sum((-2, -1)) for products in (errors, self.square))
+        varies = total > rounding
+        return torch.where(varies, 1 - residual / torch.where(varies, total, 1.0), 0.0).mean(-1)
