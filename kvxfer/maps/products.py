@@ -19,8 +19,8 @@ from kvxfer.errors import KvxferError
 
 _ROWS, _COLUMNS = 512, 1024
 _TRIES = 3
-_CLEARLY = 1.2
-"""How many times as fast another dtype or way must be to be taken: the plain one, unless it matters."""
+_CLEARLY = 1.5
+"""How many times as fast another dtype or way must be to be taken: noise must not choose, or processes would differ."""
 
 Way = Callable[
     [Float[Tensor, "rows inputs"], Float[Tensor, "inputs outputs"], Float[Tensor, " outputs"] | None, Tensor | None],
@@ -49,7 +49,8 @@ class Product:
 def ways(device: torch.device, dtype: torch.dtype) -> dict[str, Way]:
     """The ways there are, by name; the first is torch's own choice."""
     found: dict[str, Way] = {"torch": _plain}
-    if device.type == "cpu" and dtype == torch.float32 and torch.backends.mkldnn.is_available():
+    there = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    if device.type == "cpu" and dtype == torch.float32 and there:
         found["oneDNN"] = _onednn
     return found
 
