@@ -6,7 +6,7 @@
 
 The map has random weights and the form that the overrides give it; its cost is that of a fitted one. ``Transfer.write``
 is timed from a random cache of one prompt into a cache that is there, as an engine has it, in the map's dtype
-(``map_dtype``: the caches' own where the device is fast in it, unless it is given).
+(``map_dtype``: bfloat16 where the device is fast in it, unless it is given).
 Beside it stands the straightforward loop over target layers (gather, multiply, rotate, clone), in the same dtype from
 end to end and in float32, and with ``--against`` another checkout of this project.
 

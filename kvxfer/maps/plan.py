@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from kvxfer.errors import KvxferError
 
 MAP_DTYPES = ("auto", "bfloat16", "float32", "float64")
-"""In which the products of a map may run; ``auto`` is the caches' own where that is fast, else float32."""
+"""In which the products of a map may run; ``auto`` is bfloat16 for caches in it where that is fast, else float32."""
 
 
 @dataclass(frozen=True)
