@@ -328,6 +328,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--fit-width", type=int, default=192, help="columns of a layer's keys in whole fits")
     parser.add_argument("--against", type=Path, help="another checkout of this project, whose whole fits run in turns")
     args = parser.parse_args(arguments)
+    if args.fit_layers < K:
+        parser.error(f"--fit-layers must be {K} or more, the source layers that a target layer reads")
     lams = torch.logspace(-9, 2, args.lams, dtype=torch.float64).tolist()
     jobs = {"selection": select(args.layers, args.width, lams), **paths(args.layers, args.width, lams)}
     print(f"{args.layers} layers of {args.width}, {args.lams} λ, {torch.get_num_threads()} threads\n\n{table(jobs)}\n")
