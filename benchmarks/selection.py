@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import itertools
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -47,6 +48,7 @@ from kvxfer.moments.moments import Moments
 
 SAME = DESIGNS["same"]
 HEADS, K, POOL = 4, 4, 8
+ROUNDS = 3
 BARS = {"selection": 10.0, "path, shared": 5.0}
 TOLERANCE = 1e-8
 
@@ -264,23 +266,26 @@ def whole_fit(features: Features, layers: int, width: int, against: Path | None)
 
     modules = [f"kvxfer.{name}" for name in ("fitting.dials", "fitting.closed", "maps.blocks")]
     modules += [f"kvxfer.moments.{name}" for name in ("moments", "layout")]
-    shares, others = Shares(), []
+    shares, spent, times = Shares(), 0.0, list[float]()
     with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
         ours = ready([importlib.import_module(name) for name in modules], Path(one))
         theirs = None if against is None else ready(modules_of(against, *modules), Path(other))
         for each in (ours, theirs):  # a round that does not count
             if each is not None:
                 each()
-        started = time.perf_counter()
-        with shares.watching():
-            ours()
-        spent = time.perf_counter() - started
-        if theirs is not None:
+        for _ in range(ROUNDS):
             started = time.perf_counter()
-            theirs()
-            others = [f"{(time.perf_counter() - started) / spent:.1f}"]
+            with shares.watching():
+                ours()
+            own = time.perf_counter() - started
+            spent += own
+            if theirs is not None:
+                started = time.perf_counter()
+                theirs()
+                times.append((time.perf_counter() - started) / own)
+    others = [f"{statistics.median(times):.1f}"] if times else []
     parts = {**shares.seconds, "rest": spent - sum(shares.seconds.values())}
-    cells = [f"{K * width * len(features.blocks('keys', [0]))}", f"{spent:.1f} s"]
+    cells = [f"{K * width * len(features.blocks('keys', [0]))}", f"{spent / ROUNDS:.1f} s"]
     cells += [f"{seconds / spent:.0%}" for seconds in parts.values()]
     return f"| {features.name} | {' | '.join([*cells, *others])} |"
 

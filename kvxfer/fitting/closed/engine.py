@@ -212,7 +212,11 @@ class Engine:
             plain[f"r2_{name}"] = held.r2_of_errors(errors)
             if self.metrics is not None:
                 weighed[f"metric_r2_{name}"] = held.metric_r2_of_errors(errors, self.metrics)
-        return {**plain, **weighed, "validation": self.judge(design.held["validation"], weight, bias)}
+        if self.solver.criterion == "r2" and not self.solver.needs_weights:
+            chosen_by = plain["r2_validation"]
+        else:
+            chosen_by = self.judge(design.held["validation"], weight, bias)
+        return {**plain, **weighed, "validation": chosen_by}
 
 
 def _stored(layer: LinearLayer, bias: Float[Tensor, " width"]) -> LinearLayer:
