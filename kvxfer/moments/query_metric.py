@@ -143,7 +143,9 @@ class QueryMoments:
         heads, count = self.sum.shape[1], 0
         for layer, tensor in enumerate(queries):
             grouped = tensor.unflatten(2, (heads, -1)).permute(2, 0, 1, 3, 4).flatten(1, 3)
-            count, pilot = grouped.shape[1], grouped.mean(1, keepdim=True)
+            if not (count := grouped.shape[1]):  # a batch whose rows were all left out has no mean
+                return
+            pilot = grouped.mean(1, keepdim=True)
             centred = grouped - pilot
             first, second = centred.sum(1).cpu().double(), (centred.mT @ centred).cpu().double()
             mean = pilot[:, 0].cpu().double()

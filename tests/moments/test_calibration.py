@@ -24,6 +24,7 @@ from kvxfer.moments import schedule as planning
 from kvxfer.moments.calibration import Extractor, layout_for
 from kvxfer.moments.moments import Moments
 from kvxfer.moments.probe import PROBE
+from kvxfer.moments.query_metric import METRICS
 from kvxfer.moments.schedule import PassPlan
 from kvxfer.moments.spec import CALIBRATION_SPLITS, CalibrationSpec
 from kvxfer.text.corpus import load_rows
@@ -135,6 +136,9 @@ def test_a_row_that_is_not_finite_is_skipped_and_reported(
     expected = expected_samples(tiny_pair, others, settings.calibration, list(range(4, LENGTH)))
     assert report["kept_tokens"]["fit"] == 9 * (LENGTH - 4) == len(expected.x)
     assert_same(load_splits(path).fit, expected.moments(), 1e-6)
+    queries = load_file(path / METRICS)
+    assert float(queries["count"]) == 3 * len(expected.x)
+    assert all(tensor.isfinite().all() for tensor in queries.values())
 
 
 def test_too_many_rows_that_are_not_finite_end_the_pass(
