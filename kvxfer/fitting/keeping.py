@@ -28,6 +28,9 @@ from kvxfer.text.corpus import Rows
 
 _DESIGN = DESIGNS["both"]
 
+SPOOL = "first-pass-"
+"""How folders begin in which caches of the first pass lie meanwhile; a killed one leaves its own."""
+
 
 @dataclass(frozen=True)
 class Kept:
@@ -47,7 +50,7 @@ class Kept:
 class _Read:
     """What both models make of a few rows, read once, however often it is asked for.
 
-    The caches lie in files where they are needed again, in the models' own dtypes, and are mapped from there.
+    Where they are needed again, the caches lie in files, in the models' own dtypes.
     """
 
     def __init__(self, pair: Pair, rows: dict[str, Rows], batch_size: int, folder: Path | None) -> None:
@@ -64,7 +67,7 @@ class _Read:
                 if file is not None:
                     _write(file, {"source": source, "target": target}, good)
             else:
-                source, target, good = _mapped(file, self._pair.source.device)
+                source, target, good = _stored(file, self._pair.source.device)
             yield source, target, ids[good]
 
 
@@ -78,7 +81,7 @@ def _write(file: Path, caches: dict[str, KV], good: Tensor) -> None:
     save_file({**tensors, "good": good}, file)
 
 
-def _mapped(file: Path, device: torch.device) -> tuple[KV, KV, Tensor]:
+def _stored(file: Path, device: torch.device) -> tuple[KV, KV, Tensor]:
     found = load_file(file, device=str(device))
 
     def cache(which: str) -> KV:
@@ -110,7 +113,7 @@ def choose_kept(
     candidates = spec.source_layers(pair.source.geometry.layers)
     home, together = first_pass(pair, len(SELECTION_SPLITS) * _layout(pair, spec, candidates[:1]).bytes)
     scores: list[torch.Tensor] = []
-    with TemporaryDirectory(dir=folder, prefix="first-pass-") as spool:
+    with TemporaryDirectory(dir=folder, prefix=SPOOL) as spool:
         read = _Read(pair, rows, spec.batch_size, Path(spool) if together < len(candidates) else None)
         for start in range(0, len(candidates), together):
             group = candidates[start : start + together]

@@ -156,10 +156,14 @@ def test_a_killed_run_does_not_choose_again(tiny_pair: Pair, tmp_path: Path, mon
         calibrate(settings)
     (left,) = (tmp_path / "calibrate").glob(f".*.partial/{KEPT}")
     kept = read_sealed(left)
+    # What a run that was killed within its first pass leaves.
+    (left.parent / f"{keeping.SPOOL}x").mkdir()
+    (left.parent / f"{keeping.SPOOL}x" / "fit.0.safetensors").write_text("half a cache")
     monkeypatch.setattr(stage, "accumulate", accumulate)
     monkeypatch.setattr(stage, "choose_kept", lambda *_: 1 / 0)
     path = calibrate(settings)
     assert read_json(path / REPORT)["kept"] == kept
+    assert not list(path.glob(f"{keeping.SPOOL}*"))
     assert not (path / KEPT).exists()
 
 

@@ -17,7 +17,7 @@ from kvxfer.experiment.stages.dry_row import refuse_unfit, try_row
 from kvxfer.experiment.stages.random_map import refuse_random
 from kvxfer.files import read_json, read_sealed, write_json, write_sealed
 from kvxfer.fitting.closed import Splits
-from kvxfer.fitting.keeping import Kept, choose_kept
+from kvxfer.fitting.keeping import SPOOL, Kept, choose_kept
 from kvxfer.maps.blocks import RANDOM
 from kvxfer.models.pair import Pair, load_pair
 from kvxfer.moments.calibration import accumulate, layout_for, products_dtype
@@ -77,7 +77,7 @@ def _calibrate_share(settings: CalibrateSettings) -> Path:
             return run.path
         with open_logger(settings.logger, run, settings.columns()) as out:
             state = _run_pass(settings, run, out)
-        return run.commit(state.seconds, [*state.scaffold, run.work / KEPT])
+        return run.commit(state.seconds, [*state.scaffold, run.work / KEPT, *run.work.glob(f"{SPOOL}*")])
 
 
 def _run_pass(settings: CalibrateSettings, run: Run, out: RunLogger) -> PassState:
@@ -222,10 +222,10 @@ def _merge_shares(settings: CalibrateSettings) -> Path | None:
             return run.path
         weighted = sorted(file.name for file in folders[0].glob("weighted.*.safetensors"))
         for name in [*(f"{split}.safetensors" for split in CALIBRATION_SPLITS), *weighted]:
-            merged = Moments.load(folders[0] / name)
+            merged = first = Moments.load(folders[0] / name)
             for folder in folders[1:]:
                 merged = merged.merge(Moments.load(folder / name))
-            merged.finish(run.work / name, Moments.load(folders[0] / name).dtype)
+            merged.finish(run.work / name, first.dtype)
         if any(getattr(settings.calibration.features, kind) for kind in RANDOM):
             merge_random([folder / RANDOM_FILE for folder in folders], run.work / RANDOM_FILE)
         reports = [read_json(folder / REPORT) for folder in folders]
