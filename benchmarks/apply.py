@@ -222,7 +222,7 @@ def cache_of(pair: Pair, tokens: int, device: torch.device) -> KV:
 
 def measure(pair: Pair, mapper: Mapper, cache_map: CacheMap, ways: dict[str, Way], args: Any) -> list[Timed]:
     """Every length and way in every round, one after the other, after a round that does not count."""
-    device, width = ways_device(mapper), pair.source.dtype.itemsize
+    device, width = mapper.like.device, pair.source.dtype.itemsize
     watch, found = Stopwatch(device), []
     for tokens in sorted(args.lengths):
         work = map_work(cache_map, tokens, 1, width, mapper.dtype.itemsize, 1.0, 1.0)
@@ -242,11 +242,6 @@ def measure(pair: Pair, mapper: Mapper, cache_map: CacheMap, ways: dict[str, Way
                 timed.roofs.append(roof["roof"])
                 timed.bounds.append(roof["bound"])
     return found
-
-
-def ways_device(mapper: Mapper) -> torch.device:
-    """Where it is computed."""
-    return mapper.products[0].weight.device if mapper.products else next(iter(mapper.constant.values())).device
 
 
 @contextmanager

@@ -20,22 +20,22 @@ _TILE = 1 << 18
 
 def strip(keys: Keys, cos: Angles, sin: Angles, scaling: float = 1.0) -> Keys:
     """Content keys, in float32, of cached keys: rotated back by their positions and divided by ``scaling``."""
-    return _turn(keys, cos / scaling, -sin / scaling)
+    return _turn(keys, *stripping(cos, sin, scaling))
 
 
 def restore(keys: Keys, cos: Angles, sin: Angles, scaling: float = 1.0) -> Keys:
     """Cached keys, in float32, of content keys: rotated to their positions and multiplied by ``scaling``."""
-    return _turn(keys, cos * scaling, sin * scaling)
+    return _turn(keys, *restoring(cos, sin, scaling))
 
 
 def stripping(cos: Tensor, sin: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
-    """The angles by which ``turn_into`` strips."""
-    return (cos, -sin) if scaling == 1 else (cos / scaling, -sin / scaling)
+    """The angles by which keys are stripped: tensors of their own, whose gradients a training may ask for."""
+    return cos / scaling, -sin / scaling
 
 
 def restoring(cos: Tensor, sin: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
-    """The angles by which ``turn_into`` restores."""
-    return (cos, sin) if scaling == 1 else (cos * scaling, sin * scaling)
+    """The angles by which keys are restored, likewise."""
+    return cos * scaling, sin * scaling
 
 
 def turn_into(

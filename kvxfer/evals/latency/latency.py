@@ -119,7 +119,10 @@ def _without_layers(transfer: Transfer, prompt: Int[Tensor, "batch prompt"]) -> 
 
 
 def _of_all_layers(parts: dict[str, list[float]], pair: Pair) -> dict[str, list[float]]:
-    """Times of all layers: what grows with depth times as many as there are more layers, the rest once."""
+    """Times of all layers: what grows with depth times as many as there are more layers, the rest once.
+
+    Mapping grows with the target's layers here; its stripping, about a tenth of it, does with the source's.
+    """
     found = {}
     for name in (*STEPS, "source", "target"):
         factor = _more_layers(pair)["source" if name in _OF_SOURCE else "target"]

@@ -202,7 +202,7 @@ class Engine:
     def _scores(self, design: Design, weight: Tensor, bias: Tensor) -> dict[str, Float[Tensor, " outputs"]]:
         """R² on all three splits, and in the outputs' metrics where there are any."""
         plain: dict[str, Float[Tensor, " outputs"]] = {}
-        weighed = dict(plain)
+        weighed: dict[str, Float[Tensor, " outputs"]] = {}
         for name in ("fit", "validation", "held_out"):
             # What a map was fitted and chosen on may weigh tokens; what is reported never does.
             held = None if self.solver.needs_weights else design.held.get(name)

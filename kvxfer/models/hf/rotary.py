@@ -26,5 +26,4 @@ def cos_sin(
     """cos and sin of positions ``start`` to ``start + tokens``, float32, without the attention scaling."""
     positions = torch.arange(start, start + tokens, device=device)[None]
     cos, sin = rotary(torch.zeros(1, dtype=torch.float32, device=device), positions)
-    scaling = rotary.attention_scaling
-    return (cos[0], sin[0]) if scaling == 1 else (cos[0] / scaling, sin[0] / scaling)
+    return cos[0] / rotary.attention_scaling, sin[0] / rotary.attention_scaling
