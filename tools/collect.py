@@ -19,7 +19,7 @@ from kvxfer.errors import KvxferError
 from kvxfer.files import RECORD, read_json, write_text
 from kvxfer.report.schema import SCHEMA as RESULTS_SCHEMA
 
-SCHEMA = 1
+SCHEMA = 2
 DECIMALS = 5
 """Of nats: far below what a test or a table can show."""
 
@@ -147,6 +147,7 @@ def _map(outputs: Path, run: Json, results: Json, baseline: Json) -> Json:
         "bytes_read_per_token",
         "bytes_written_per_token",
         "share_of_prefill_flops",
+        "handoff_share_of_prefill_flops",
     )
     return {
         "settings": {key: manifest[key] for key in ("solver", "penalty", "rank", "features")},

@@ -43,13 +43,36 @@ def own_conditions(pair: Pair, prompt: Int64[Tensor, "batch prompt"], context: i
     Without context the target still reads the row's first token, which the tokenizer or the corpus puts everywhere, if
     something of the prompt follows the context; otherwise only the last token.
     """
-    question = prompt[:, context:] if context < prompt.shape[1] else prompt[:, -1:]
-    bare = torch.cat([prompt[:, :1], question], dim=1) if context < prompt.shape[1] else question
+    if context < prompt.shape[1]:
+        bare = without_context(pair, prompt, prompt[:, context:])
+    else:
+        bare = Prepared(pair.target, None, prompt[:, -1:])
     return {
         "ceiling": Prepared(pair.target, None, prompt),
         "source": Prepared(pair.source, None, prompt),
-        "no_context": Prepared(pair.target, None, bare),
+        "no_context": bare,
     }
+
+
+def without_context(pair: Pair, prompt: Int64[Tensor, "batch prompt"], rest: Int64[Tensor, "batch rest"]) -> Prepared:
+    """The target with what it reads itself anyway, after the row's first token."""
+    return Prepared(pair.target, None, torch.cat([prompt[:, :1], rest], dim=1))
+
+
+def unmapped(pair: Pair, exact: KV, read: KV, own: KV) -> dict[str, KV]:
+    """Caches that a target could go on from without any map: zeros, the source's as it is, its ancestors'.
+
+    Each begins with the tokens that the plan has the target compute, as a mapped cache does.
+
+    Args:
+        exact: the target's own, rotated.
+        read: the source's, rotated, of the same tokens.
+        own: the target's own first tokens.
+    """
+    found = {"floor": exact.zeros().starting_with(own), "raw_copy": _copied(pair, read).starting_with(own)}
+    if (ancestry := find_ancestry(pair)) is not None:
+        found["ancestor_copy"] = ancestry.copy(read).starting_with(own)
+    return found
 
 
 def given_conditions(pair: Pair, plan: Plan, prompt: Int64[Tensor, "batch prompt"]) -> dict[str, Prepared]:
@@ -58,10 +81,7 @@ def given_conditions(pair: Pair, plan: Plan, prompt: Int64[Tensor, "batch prompt
     head, tail = prompt[:, :stop], prompt[:, stop:]
     exact = pair.target.prefill(head)
     read = pair.source.prefill(head)
-    own = exact.span(0, first)
-    caches = {"identity": exact, "floor": exact.zeros(), "raw_copy": _copied(pair, read).starting_with(own)}
-    if (ancestry := find_ancestry(pair)) is not None:
-        caches["ancestor_copy"] = ancestry.copy(read).starting_with(own)
+    caches = {"identity": exact, **unmapped(pair, exact, read, exact.span(0, first))}
     return {name: Prepared(pair.target, cache, tail) for name, cache in caches.items()}
 
 
@@ -108,8 +128,8 @@ def prefix_conditions(transfer: Transfer, prompt: Int64[Tensor, "batch prompt"])
     return {
         "ceiling": Prepared(pair.target, exact, tail),
         "source": Prepared(pair.source, read, tail),
-        "floor": Prepared(pair.target, exact.zeros(), tail),
-        "raw_copy": Prepared(pair.target, _copied(pair, read).starting_with(own), tail),
+        "no_context": without_context(pair, prompt, tail),
+        **{name: Prepared(pair.target, cache, tail) for name, cache in unmapped(pair, exact, read, own).items()},
         **mapped_conditions(transfer, prompt, read=read),
     }
 

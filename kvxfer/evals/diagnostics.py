@@ -16,10 +16,18 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from kvxfer.errors import KvxferError
+from kvxfer.evals.conditions import unmapped, without_context
 from kvxfer.evals.evaluation import Evaluation, Subject
 from kvxfer.evals.fit_check import recorded_r2
 from kvxfer.evals.specs import DiagnosticsSpec
-from kvxfer.evals.statistics import Interval, mean_interval, mean_ratio_interval, paired_difference
+from kvxfer.evals.statistics import (
+    COMPARISONS,
+    Interval,
+    mean_interval,
+    mean_ratio_interval,
+    nats_test,
+    paired_difference,
+)
 from kvxfer.handoff.transfer import Transfer
 from kvxfer.maps.blocks import KINDS
 from kvxfer.maps.content_errors import MappedErrors
@@ -133,7 +141,8 @@ class Diagnosis:
             the key's error lay evenly in all directions.
         values: by layer and query head, V-concentration: the value's squared error weighted by squared attention, over
             its plain mean.
-        predictions: of the mapped cache and of the source, against the ceiling, over the words that both models have.
+        predictions: of the mapped cache, of the source and of what costs no map, against the ceiling, over the words
+            that both models have.
     """
 
     def __init__(self, transfer: Transfer) -> None:
@@ -141,7 +150,7 @@ class Diagnosis:
         layers = target.geometry.layers
         self.content = MappedErrors(layers)
         self.heads, self.outputs, self.keys, self.values = ([Ratios() for _ in range(layers)] for _ in range(4))
-        self.predictions = {"mapped": Predictions(), "source": Predictions()}
+        self.predictions: dict[str, Predictions] = {}
         self._output = target.attention_outputs(_INSTEAD)
 
     @torch.inference_mode()
@@ -162,8 +171,18 @@ class Diagnosis:
         # The words that both models have: one vocabulary may be padded further than the other.
         width = min(source.geometry.vocabulary, target.geometry.vocabulary)
         ceiling = target.logits(tail, true.span(0, stop))[:, -scored:, :width]
-        self.predictions["mapped"].add(ceiling, target.logits(tail, handed)[:, -scored:, :width])
-        self.predictions["source"].add(ceiling, source.logits(tail, read)[:, -scored:, :width])
+        bare = without_context(pair, prompt, tail)
+        own = true.span(0, first)
+        found = {
+            "mapped": (target, handed, tail),
+            "source": (source, read, tail),
+            "no_context": (target, None, bare.tail),
+        }
+        for name, cache in unmapped(pair, true.span(0, stop), read, own).items():
+            found[name] = (target, cache, tail)
+        for name, (model, past, rest) in found.items():
+            other = model.logits(rest, past)[:, -scored:, :width]
+            self.predictions.setdefault(name, Predictions()).add(ceiling, other)
 
     def _add_layer(
         self, layer: int, queries: Float[Tensor, "rows heads new dim"], true: KV, cache: KV, first: int, stop: int
@@ -274,7 +293,7 @@ def _summary(found: Diagnosis, documents: list[str]) -> dict[str, Any]:
         "kl": predictions["mapped"]["kl"],
         "agreement": predictions["mapped"]["agreement"],
         "predictions": predictions,
-        "kl_test": _kl_test(found.predictions, documents),
+        "tests": _tests(found.predictions, documents),
         "items": [
             {"document": document, "kl": {name: each.kl[n] for name, each in found.predictions.items()}}
             for n, document in enumerate(documents)
@@ -292,8 +311,12 @@ def _worst(grid: list[list[float | None]]) -> dict[str, Any]:
     return {"layer": int(layer), "head": int(head), "cosine": float(values[layer, head])}
 
 
-def _kl_test(predictions: dict[str, Predictions], documents: list[str]) -> dict[str, Any]:
-    """Mapped minus source, in nats per token."""
-    mapped, source = (np.array(predictions[name].kl) for name in ("mapped", "source"))
-    test = paired_difference(mapped, source, documents, np.array(predictions["mapped"].tokens))
-    return {"difference": test["difference"], "ci": [test["ci_low"], test["ci_high"]], "p": test["t_p"]}
+def _tests(predictions: dict[str, Predictions], documents: list[str]) -> dict[str, Any]:
+    """First minus second in nats of KL from the ceiling per token, under the keys that nats have elsewhere."""
+    found = {}
+    for first, second in COMPARISONS:
+        if first in predictions and second in predictions:
+            own, other = (np.array(predictions[name].kl) for name in (first, second))
+            paired = paired_difference(own, other, documents, np.array(predictions[first].tokens))
+            found[f"{first}_vs_{second}"] = nats_test(paired)
+    return found

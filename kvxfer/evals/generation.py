@@ -17,14 +17,22 @@ from kvxfer.evals.conditions import Prepared, prefix_conditions
 from kvxfer.evals.evaluation import Evaluation, Subject
 from kvxfer.evals.items import Item, equal_lengths, toy_items
 from kvxfer.evals.specs import GenerationSpec
-from kvxfer.evals.statistics import accuracy_interval, mcnemar_exact, mean_interval, paired_difference
+from kvxfer.evals.statistics import (
+    COMPARISONS,
+    NOTHING_HANDED,
+    accuracy_interval,
+    finite,
+    mcnemar_exact,
+    mean_interval,
+    paired_difference,
+)
 from kvxfer.handoff.transfer import Transfer
 from kvxfer.models.pair import Pair
 from kvxfer.progress import progress
 from kvxfer.text.corpus import load_rows
 
-CONDITIONS = ("ceiling", "source", "mapped", "floor")
-"""Who decodes. The ceiling comes first: the others are compared with what it writes."""
+CONDITIONS = ("ceiling", "source", "mapped", *NOTHING_HANDED)
+"""Who decodes, where the pair has it. The ceiling comes first: the others are compared with what it writes."""
 
 
 @dataclass(frozen=True)
@@ -75,11 +83,11 @@ class Decoder:
     ) -> dict[str, Decoded]:
         """Every item under every condition, in the order of ``items``."""
         order: list[int] = []
-        parts: dict[str, list[Decoded]] = {name: [] for name in CONDITIONS}
+        parts: dict[str, list[Decoded]] = {}
         for chosen in equal_lengths(range(len(items)), batch_size, key=lambda n: len(items[n].prompt)):
             batch = [items[n] for n in chosen]
             for name, decoded in self._batch(transfer.pair, _prepared(transfer, batch), batch).items():
-                parts[name].append(decoded)
+                parts.setdefault(name, []).append(decoded)
             order += chosen
             advance(len(chosen))
         back = np.argsort(np.array(order))
@@ -117,7 +125,7 @@ class Decoder:
 def _prepared(transfer: Transfer, batch: Sequence[Item]) -> dict[str, Prepared]:
     """Caches of the prompts less the held-back tokens, also where a model has them of its own: all decode from them."""
     found = prefix_conditions(transfer, torch.tensor([item.prompt for item in batch]))
-    return {name: found[name] for name in CONDITIONS}
+    return {name: found[name] for name in CONDITIONS if name in found}
 
 
 def _log_probabilities(
@@ -129,7 +137,9 @@ def _log_probabilities(
     return torch.log_softmax(logits, dim=-1)
 
 
-OTHERS = CONDITIONS[1:]
+DRAWN = ("source", "mapped", "floor")
+"""Of which it is kept how they do step by step."""
+
 PER_ITEM = ("agreement", "agreement_sampled", "kl", "top", "exact_sampled", "never_sampled")
 
 
@@ -141,15 +151,15 @@ def summarise_decoding(items: Sequence[Item], decoded: dict[str, Decoded], dot: 
     """
     documents = [item.document for item in items]
     scores = {name: _Scores(items, found, decoded["ceiling"], dot) for name, found in decoded.items()}
-    mapped = scores["mapped"]
     return {
         "answers": dot is not None,
         "conditions": {name: _condition(found, documents) for name, found in scores.items()},
         "tests": {
-            "mapped_vs_source": _test(mapped, scores["source"], documents),
-            "mapped_vs_ceiling": _test(mapped, scores["ceiling"], documents),
+            f"{first}_vs_{second}": _test(scores[first], scores[second], documents)
+            for first, second in COMPARISONS
+            if first in scores and second in scores
         },
-        "steps": {name: _steps(scores[name], documents) for name in OTHERS},
+        "steps": {name: _steps(scores[name], documents) for name in DRAWN},
         "items": [
             {
                 "id": item.id,
@@ -230,13 +240,14 @@ def _condition(scores: _Scores, documents: Sequence[str]) -> dict[str, Any]:
 
 def _test(first: _Scores, second: _Scores, documents: Sequence[str]) -> dict[str, Any]:
     """First minus second: exact McNemar for exact match, paired t over documents and bootstrap for the rest."""
-    row: dict[str, Any] = {"exact_p": None, "exact_difference": None, "exact_ci": None}
+    row: dict[str, Any] = dict.fromkeys(f"exact_{each}" for each in ("p", "difference", "ci", "se"))
     if first.exact is not None and second.exact is not None:
         paired = paired_difference(first.exact, second.exact, documents)
         row = {
-            "exact_p": mcnemar_exact(first.exact, second.exact),
+            "exact_p": mcnemar_exact(first.exact, second.exact, documents),
             "exact_difference": paired["difference"],
             "exact_ci": [paired["ci_low"], paired["ci_high"]],
+            "exact_se": finite(paired["se"]),
         }
     for key in PER_ITEM:
         a, b = first.columns[key], second.columns[key]
@@ -244,6 +255,8 @@ def _test(first: _Scores, second: _Scores, documents: Sequence[str]) -> dict[str
         row[f"{key}_difference"] = None if found is None else found["difference"]
         row[f"{key}_p"] = None if found is None else found["t_p"]
         row[f"{key}_ci"] = None if found is None else [found["ci_low"], found["ci_high"]]
+        if key == "kl" and found is not None:
+            row |= {"kl_se": finite(found["se"]), "kl_sign_p": found["sign_p"], "kl_above": found["above"]}
     return {**row, "n": len(documents), "documents": len(set(documents))}
 
 

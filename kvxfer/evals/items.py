@@ -75,7 +75,7 @@ def toy_items(tokenizer: Any, length: int, stories: int, questions: int, seed: i
 def text_items(corpus: CorpusSpec, tokenizer: Any, length: int, prefix: int | None = None) -> list[Item]:
     """Rows of the evaluation split, cut in two: the prefix is handed over, the rest is scored.
 
-    A row's document, for statistics, is the first one in it. Without ``prefix`` it is half of the row.
+    A row is of one document (``load_rows``). Without ``prefix`` it is half of the row.
     """
     prefix = length // 2 if prefix is None else prefix
     if not 2 <= prefix < length:

@@ -12,15 +12,16 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from kvxfer.errors import KvxferError
-from kvxfer.evals.conditions import Prepared
+from kvxfer.evals.conditions import Prepared, unmapped, without_context
 from kvxfer.evals.evaluation import Evaluation, Subject
 from kvxfer.evals.items import Item
 from kvxfer.evals.scoring import Records, add_scores, empty_records
 from kvxfer.evals.specs import DOWN, LARGE, PATTERNS, SMALL, UP, MultiturnSpec
-from kvxfer.evals.statistics import paired_difference, summarise
+from kvxfer.evals.statistics import NOTHING_HANDED, paired_difference, summarise
 from kvxfer.handoff.conversation import Conversation
 from kvxfer.handoff.transfer import Transfer
 from kvxfer.maps.plan import Plan
+from kvxfer.models.ancestry import find_ancestry
 from kvxfer.models.hf.model import LoadedModel
 from kvxfer.models.pair import Pair
 from kvxfer.progress import progress
@@ -102,6 +103,12 @@ class Stage:
     transfers: Mapping[tuple[str, str], Transfer]
     max_hops: int | None
 
+    @property
+    def unmapped(self) -> list[str]:
+        """What costs no map and can be compared with: ``NOTHING_HANDED``, as far as the pair has it."""
+        pair = next(iter(self.transfers.values())).pair
+        return [name for name in NOTHING_HANDED if name != "ancestor_copy" or find_ancestry(pair) is not None]
+
 
 @torch.inference_mode()
 def play(
@@ -116,11 +123,13 @@ def play(
     """
     records: list[dict[str, Any]] = []
     handed: dict[str, list[Handed]] = {}
+    answering = {receiver for pattern in patterns for _, receiver in PATTERNS[pattern]}
     for start in range(0, len(talks), batch_size):
         batch = talks[start : start + batch_size]
         players: dict[str, Iterator[tuple[Prepared, Handed | None]]] = {
             **{name: _alone(stage, name, batch) for name in (SMALL, LARGE)},
             **{pattern: _handing_over(stage, pattern, batch) for pattern in patterns},
+            **{f"{name} {each}": _unmapped(stage, name, each, batch) for name in answering for each in stage.unmapped},
         }
         played: list[Records] = []
         handed = {pattern: [] for pattern in patterns}
@@ -175,6 +184,26 @@ def _handing_over(stage: Stage, pattern: str, batch: Sequence[Talk]) -> Iterator
         yield _prepared(talk, receiver), Handed(receiver, held.depth, int((~held.own).sum()), held.tokens)
         talk.append(reply)
         talk.read(receiver)
+
+
+def _unmapped(stage: Stage, name: str, control: str, batch: Sequence[Talk]) -> Iterator[tuple[Prepared, None]]:
+    """One model that is handed all but the last tokens of what was said without any map (``conditions.unmapped``).
+
+    Without context it reads the turn's own text, after the first token.
+    """
+    said = torch.zeros(len(batch), 0, dtype=torch.int64)
+    transfer = next(each for (_, receiver), each in stage.transfers.items() if receiver == name)
+    for turn in range(len(batch[0])):
+        text, reply = _said(batch, turn)
+        before, said = said, torch.cat([said, text], dim=1)
+        head, tail = transfer.split(said)
+        if control == "no_context":
+            yield without_context(transfer.pair, said, text if before.shape[1] else text[:, 1:]), None
+        else:
+            exact, read = transfer.pair.target.prefill(head), transfer.pair.source.prefill(head)
+            own = exact.span(0, transfer.plan.mapped_span(said.shape[1])[0])
+            yield Prepared(stage.models[name], unmapped(transfer.pair, exact, read, own)[control], tail), None
+        said = torch.cat([said, reply], dim=1)
 
 
 def _prepared(talk: Conversation, name: str) -> Prepared:
@@ -240,6 +269,7 @@ def summarise_pattern(records: Sequence[Mapping[str, Any]], pattern: str, handed
 def _compared(record: Mapping[str, Any], pattern: str, answering: str) -> dict[str, Any]:
     """The record with the conditions that a turn of a pattern is compared with."""
     names = {"ceiling": answering, "source": SMALL, "mapped": pattern}
+    names |= {each: name for each in NOTHING_HANDED if (name := f"{answering} {each}") in record["nats"]}
     scores = {
         measure: {condition: record[measure][name] for condition, name in names.items()}
         for measure in ("nats", "correct")

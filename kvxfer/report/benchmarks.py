@@ -14,7 +14,7 @@ from kvxfer.report.kind_report import FirstScreen, Json, KindReport
 from kvxfer.report.numbers import NOTHING, interval, p_value, percent, percent_in, points
 from kvxfer.report.prose import fill
 from kvxfer.report.table import Table
-from kvxfer.report.verdict import KINDS, SAID, WORDS, Kind, Verdict, in_accuracy
+from kvxfer.report.verdict import KINDS, SAID, WORDS, Verdict, in_accuracy, judged, power
 from kvxfer.report.wording import condition_name
 
 FIGURE = "lm_eval_benchmarks.png"
@@ -31,14 +31,16 @@ class BenchmarksReport(KindReport):
 
     def verdict(self, data: Json) -> Verdict:
         pooled, single = data["pooled"], data["benchmarks"]
-        test = pooled["tests"]["mapped_vs_source"]
+        tests = pooled["tests"]
+        test = tests["mapped_vs_source"]
         overall = _outcome(test)
         by_task = {each["name"]: _outcome(each["tests"]["mapped_vs_source"]) for each in single}
         counted = pooled["benchmarks"]
         where = f"on {counted[0]}" if len(counted) == 1 else f"on {len(counted)} benchmarks"
         mixed = {"better", "worse"} <= {overall, *by_task.values()}
-        kind: Kind = "mixed" if mixed else KINDS[overall]
-        head = f"{WORDS[kind]}: the mapped cache {SAID[KINDS[overall]]} {where}"
+        kind, head = judged(tests, "The mapped cache", where)
+        if mixed and kind != "unable":
+            kind, head = "mixed", f"{WORDS['mixed']}: the mapped cache {SAID[KINDS[overall]]} {where}"
         scores = (percent(pooled["conditions"][name]["accuracy"]) for name in ("mapped", "source"))
         sentence = (
             f"{head}, with {' against '.join(scores)} of {test['n']} questions ({in_accuracy(test, _test_name(test))})"
@@ -50,17 +52,17 @@ class BenchmarksReport(KindReport):
             groups = {said: [name for name, found in by_task.items() if found == key] for key, said in words.items()}
             listed = ", ".join(f"{said} {' and '.join(names)}" for said, names in groups.items() if names)
             sentence += f"; by benchmark, corrected for their number (Holm): {listed}"
-        return Verdict(kind, head, f"{sentence}.")
+        return Verdict(kind, head, " ".join([f"{sentence}.", *power(tests)]))
 
     def first_screen(self, data: Json) -> FirstScreen:
         rows = []
         for each in _benchmarks(data):
             conditions, test = each["conditions"], each["tests"]["mapped_vs_source"]
             scores = (percent_in(conditions[name], "accuracy") for name in _SHOWN[:3])
-            recovered = percent(conditions["mapped"]["gap_recovered"])
-            rows.append((each["name"], *scores, recovered, p_value(test["accuracy_p"])))
+            recovered = (percent(conditions["mapped"][f"{base}_recovered"]) for base in ("gap", "context"))
+            rows.append((each["name"], *scores, *recovered, p_value(test["accuracy_p"])))
         names = (condition_name(name, short=True) for name in _SHOWN[:3])
-        table = Table(("Benchmark", *names, "Gap recovered", "p, source"), rows)
+        table = Table(("Benchmark", *names, "Gap recovered", "Context recovered", "p, source"), rows)
         tests = [(each["name"], each["tests"]["mapped_vs_source"]) for each in data["benchmarks"]]
         against = [
             f"{name}: worse than the source by {points(-test['accuracy_difference'])}."
@@ -89,7 +91,7 @@ class BenchmarksReport(KindReport):
         flat: dict[str, float] = {}
         for each in (*data["benchmarks"], {"name": "pooled", **data["pooled"]}):
             flat |= {f"{each['name']}/{name}/score": row["accuracy"] for name, row in each["conditions"].items()}
-            for key in ("retention_floor_normalised", "gap_recovered"):
+            for key in ("retention_floor_normalised", "gap_recovered", "context_recovered"):
                 if (value := each["conditions"]["mapped"][key]) is not None:
                     flat[f"{each['name']}/mapped/{key}"] = value
         return flat
@@ -151,19 +153,23 @@ def _conditions_table(data: Json) -> Table:
         ("Retention", lambda row: percent(row[2]["retention"])),
         ("Floor-normalised", lambda row: percent(row[2]["retention_floor_normalised"])),
         ("Gap recovered", lambda row: percent(row[2]["gap_recovered"])),
+        ("Context recovered", lambda row: percent(row[2]["context_recovered"])),
     )
 
 
 def _tests_table(data: Json) -> Table:
-    others = {"mapped_vs_source": "source alone", "mapped_vs_ceiling": "ceiling"}
     return Table.of(
         [
-            {"name": b["name"], "other": others[key], **test}
+            {
+                "name": b["name"],
+                "compared": " vs ".join(condition_name(n, short=True) for n in key.split("_vs_")),
+                **test,
+            }
             for b in _benchmarks(data)
             for key, test in b["tests"].items()
         ],
         ("Benchmark", itemgetter("name")),
-        ("Comparison", lambda test: f"Mapped cache vs {test['other']}"),
+        ("Comparison", itemgetter("compared")),
         ("Difference", lambda test: points(test["accuracy_difference"])),
         ("95 %", lambda test: interval(test["accuracy_ci"])),
         ("Test", _test_name),

@@ -102,11 +102,21 @@ def _strict(data: Results, count: int) -> list[str]:
 
 
 def _table(designs: Mapping[str, Results], best: str) -> Table:
-    header = ("Design", *MEASURES, "vs source", "p (McNemar)", "p (paired t)", "Map", "Prefill share")
+    header = (
+        "Design",
+        *MEASURES,
+        "vs source",
+        "p (McNemar)",
+        "p (paired t)",
+        "Map",
+        "Handoff's share of prefill",
+        "Map alone",
+    )
     rows = []
     for name, results in designs.items():
         test, fitted = results["data"]["tests"]["mapped_vs_source"], results["map"]
-        cost = (quantity(fitted.get("parameters")), percent(fitted.get("share_of_prefill_flops")))
+        costs = ("handoff_share_of_prefill_flops", "share_of_prefill_flops")
+        cost = (quantity(fitted.get("parameters")), *(percent(fitted[key]) for key in costs))
         tests = (points(test["accuracy_difference"]), p_value(test["accuracy_p"]), p_value(test["nll_p"]))
         label = f"**{name}** (best)" if name == best else name
         rows.append((label, *numbers(results["data"]["conditions"]["mapped"]), *tests, *cost))

@@ -8,14 +8,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from kvxfer.evals.statistics import Outcome, outcome
 from kvxfer.report.figures import DOMAIN_COLOURS, LINE, MUTED, canvas, heat_panel, tidy
 from kvxfer.report.kind_report import MOST_COLUMNS, FirstScreen, Json, KindReport
 from kvxfer.report.numbers import number, number_in, percent, percent_in
 from kvxfer.report.prose import fill
 from kvxfer.report.table import Table
-from kvxfer.report.verdict import KINDS as VERDICTS
-from kvxfer.report.verdict import Verdict, in_nats
+from kvxfer.report.verdict import CONTROLS, Verdict, beats, in_nats, judged, unbeaten
 
 KINDS = ("keys", "values")
 HEADS, R2 = "diagnostics_cosine.png", "diagnostics_r2.png"
@@ -36,6 +34,17 @@ NAMES = {
 """The diagnostics of a domain that are one number."""
 
 
+HEADS_OF = {
+    "beats": "The mapped cache predicts the next token as the ceiling does more closely than the source does",
+    "worse": "The mapped cache predicts the next token as the ceiling does less closely than the source does",
+    "none": "It is not shown that the mapped cache predicts the next token more as the ceiling does than the source "
+    "does",
+    "unable": "The source is not shown to predict the next token more as the ceiling does than the target without any "
+    "context, so this pair cannot show a transfer's worth",
+}
+"""What each kind of verdict says."""
+
+
 class DiagnosticsReport(KindReport):
     """Whose next-token predictions are nearer to the ceiling's: the mapped cache's, or the source's?"""
 
@@ -45,16 +54,15 @@ class DiagnosticsReport(KindReport):
     def verdict(self, data: Json) -> Verdict:
         """By KL from the ceiling, on the run's own text."""
         own = data["domains"][0]
-        test = own["kl_test"]
-        result: Outcome = outcome(test["p"], test["difference"], test["ci"], higher_is_better=False)
-        head = {
-            "better": "The mapped cache predicts the next token as the ceiling does more closely than the source does",
-            "worse": "The mapped cache predicts the next token as the ceiling does less closely than the source does",
-            "none": "It is not shown that the mapped cache predicts the next token more as the ceiling does than the "
-            "source does",
-        }[result]
+        tests = own["tests"]
+        kind, _ = judged(tests, "The mapped cache")
+        head, rest = HEADS_OF[kind], unbeaten(tests)
+        if kind == "none" and rest and beats(tests["mapped_vs_source"]):
+            head = (
+                f"{HEADS_OF['beats']}, but not, as far as is shown, than {' or '.join(CONTROLS[name] for name in rest)}"
+            )
         mapped, source = own["predictions"]["mapped"], own["predictions"]["source"]
-        worst, against = own["worst_head"], in_nats({f"nll_{key}": value for key, value in test.items()})
+        worst, against = own["worst_head"], in_nats(tests["mapped_vs_source"])
         said = (
             f"{head}: KL {number(mapped['kl']['value'])} against {number(source['kl']['value'])} nats per token "
             f"({against}), the same first choice in {percent(mapped['agreement']['value'])} against "
@@ -62,7 +70,7 @@ class DiagnosticsReport(KindReport):
             f"{number(own['cosine']['value'])} with the true ones, the worst head's is {number(worst['cosine'])} "
             f"(layer {worst['layer']}, head {worst['head']})."
         )
-        return Verdict(VERDICTS[result], head, said)
+        return Verdict(kind, head, said)
 
     def first_screen(self, data: Json) -> FirstScreen:
         """Of as many domains as a page has room for."""

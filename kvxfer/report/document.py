@@ -49,7 +49,11 @@ def about_map(results: Results) -> str:
         ("Parameters", quantity(fitted.get("parameters"))),
         ("Size", quantity(fitted.get("bytes"), "B")),
         ("Cost per token", quantity(fitted.get("flops_per_token"), "FLOPs")),
-        ("Share of the target's prefill FLOPs", percent(fitted.get("share_of_prefill_flops"))),
+        (
+            "The whole handoff, as a share of the target's prefill FLOPs",
+            percent(fitted["handoff_share_of_prefill_flops"]),
+        ),
+        ("The map alone, per mapped token", percent(fitted["share_of_prefill_flops"])),
         ("SHA-256", _short(fitted.get("sha256"))),
     ]
     return f"## The map and its cost\n\n{Table(('Quantity', 'Value'), rows)}\n"

@@ -18,14 +18,14 @@ from kvxfer.report import document as page
 from kvxfer.report.figures import COLOURS, INK, MUTED, canvas, label, name_line, tidy
 from kvxfer.report.kinds import REPORTS
 from kvxfer.report.numbers import percent, percent_in
-from kvxfer.report.prose import anchor, capital, fill, plain_text
+from kvxfer.report.prose import anchor, fill, plain_text
 from kvxfer.report.table import Table
-from kvxfer.report.verdict import WORDS, beats_ancestor
+from kvxfer.report.verdict import WORDS
 from kvxfer.report.wording import DESIGNS
 
 Json = Mapping[str, Any]
 
-OUTCOMES = {"beats": "better", "none": "no benefit", "worse": "worse", "mixed": "mixed"}
+OUTCOMES = {"beats": "better", "none": "no benefit", "worse": "worse", "mixed": "mixed", "unable": "cannot tell"}
 """What one evaluation comes to, against the source."""
 
 ITEMS = ("items", "samples")
@@ -35,7 +35,7 @@ RETENTION = "figures/retention.png"
 SIDES = {"source": "small", "target": "large"}
 NOT_COMPARED = "Not compared"
 ROW = 0.42
-_ORDER = {"worse": 0, "mixed": 1, "none": 1, "beats": 2}
+_ORDER = {"worse": 0, "mixed": 1, "none": 1, "unable": 1, "beats": 2}
 
 
 def measured(name: str, results: Json, seconds: float) -> dict[str, Any]:
@@ -109,13 +109,6 @@ def overall(parts: Sequence[Json]) -> dict[str, Any]:
     kind, sentence = first["verdict"]["kind"], first["verdict"]["sentence"]
     if not sentence.startswith(WORDS[kind]):
         sentence = f"{WORDS[kind]}. {sentence}"
-    if kind == "beats" and not beats_ancestor(first["results"]["data"]):
-        own = sentence.removeprefix(WORDS[kind])[2:]
-        kind = "none"
-        sentence = (
-            f"{WORDS[kind]}: the source was cut out of the target, and a copy of each layer's ancestor is not beaten. "
-            f"{capital(own)}"
-        )
     said = {"kind": kind, "word": WORDS[kind], "head": first["verdict"]["head"], "sentence": sentence}
     others = [part for part in known if part is not first]
     return {**said, "decided_by": first["name"], **_others(others, kind)}
@@ -223,7 +216,8 @@ def _compared(results: Json) -> dict[str, str]:
         found[f"{side.capitalize()} (the {size} model)"] = f"{name}: {model['geometry']['layers']} layers"
     reads = DESIGNS.get(fitted["features"], "see its configuration")
     found["Map"] = f"{fitted['solver']}, design “{fitted['features']}”: {reads}"
-    found["Its cost"] = f"{percent(fitted['share_of_prefill_flops'])} of the target's prefill FLOPs per token"
+    whole, own = (percent(fitted[key]) for key in ("handoff_share_of_prefill_flops", "share_of_prefill_flops"))
+    found["What a handoff costs"] = f"{whole} of the target's prefill FLOPs; the map alone {own} per mapped token"
     exact = f"the first {plan['exact_first']}, the last {plan['hold_back']}"
     return {**found, "Tokens that the target computes itself": exact}
 

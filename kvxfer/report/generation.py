@@ -24,18 +24,24 @@ class GenerationReport(KindReport):
     logged = "eval/generation"
 
     def verdict(self, data: Json) -> Verdict:
-        test = data["tests"]["mapped_vs_source"]
         named = {"nll": "kl", "accuracy": "exact"}
-        row = {f"{a}_{key}": test[f"{b}_{key}"] for a, b in named.items() for key in ("p", "difference", "ci")}
+        keys = ("p", "difference", "ci", "se", "sign_p", "above")
+        tests = {
+            name: {f"{a}_{key}": test.get(f"{b}_{key}") for a, b in named.items() for key in keys} | {"n": test["n"]}
+            for name, test in data["tests"].items()
+        }
         found = {
             name: {"accuracy": data["conditions"][name]["exact"], "nats": data["conditions"][name]["kl"]}
             for name in ("mapped", "source")
         }
-        said = verdict(found, {"mapped_vs_source": row}, subject="Writing from the mapped cache")
+        said = verdict(found, tests, subject="Writing from the mapped cache")
         words = {
             "accuracy": "exact match",
             "nats per token": "nats of KL from the ceiling per token",
             "in nats": "in KL",
+            "In nats": "In KL",
+            "Nats cannot": "KL cannot",
+            "Accuracy cannot": "Exact match cannot",
         }
         return said.reworded(words, _divergence_sentence(data))
 
@@ -129,11 +135,12 @@ def _tests_table(data: Json) -> Table:
     }
     rows = []
     for key, test in data["tests"].items():
-        other = key.removeprefix("mapped_vs_")
+        first, _, other = key.partition("_vs_")
         for measure, label in measures.items():
             # All of these are set against the ceiling as they are.
             if test[f"{measure}_difference"] is None or (other == "ceiling" and not measure.startswith("exact")):
                 continue
             kind = "exact McNemar" if measure == "exact" else "paired t"
-            rows.append((f"{label}, against the {other}", *difference(test, measure, measure != "kl"), kind))
+            name = f"{label}, {condition_name(first, short=True)} vs {condition_name(other, short=True)}"
+            rows.append((name, *difference(test, measure, measure != "kl"), kind))
     return Table(("Measure", "Difference", "95 %", "p", "Test"), rows)

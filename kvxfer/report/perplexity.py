@@ -18,7 +18,7 @@ from kvxfer.report.prose import fill
 from kvxfer.report.table import Table
 from kvxfer.report.verdict import Verdict, verdict
 
-LEVELS = ("ceiling", "source", "mapped", "raw_copy", "floor")
+LEVELS = ("ceiling", "source", "mapped", "no_context", "raw_copy", "floor")
 FIGURE = "perplexity_lengths.png"
 LOWEST, HIGHEST = -1.0, 1.5
 """Shares of the gap beyond are drawn there: where there is hardly a gap, a ratio may be anything."""
@@ -45,7 +45,7 @@ class PerplexityReport(KindReport):
         return said.reworded({}, length_sentence(own, points))
 
     def first_screen(self, data: Json) -> FirstScreen:
-        headings = ("Text", "Prefix", "Ceiling", "Source", "Mapped", "Gap recovered (nats)", "p")
+        headings = ("Text", "Prefix", "Source", "Mapped", "Gap recovered (nats)", "Context recovered (nats)", "p")
         against = [
             f"{d['domain']}: {length_sentence(d, by_length(data['points'], d['domain']))}"
             for d in data["domains"]
@@ -176,15 +176,23 @@ def length_sentence(domain: Json, points_by_length: Mapping[int, Json]) -> str:
 
 def _levels_table(data: Json) -> Table:
     """Perplexity of every condition, and the map against the source, by domain and length."""
-    header = ["Text", "Prefix", "Ceiling", "Source", "Mapped", "Raw copy", "Zeroed"]
-    header += ("Gap recovered (nats)", "95 % interval", "Mapped \N{MINUS SIGN} source", "95 % interval", "p")
+    header = ["Text", "Prefix", "Ceiling", "Source", "Mapped", "No context", "Raw copy", "Zeroed"]
+    header += (
+        "Gap recovered (nats)",
+        "95 % interval",
+        "Context recovered (nats)",
+        "Mapped \N{MINUS SIGN} source",
+        "95 % interval",
+        "p",
+    )
     rows = []
     for point in data["points"]:
         mapped = point["conditions"]["mapped"]
         share = (percent(mapped["gap_recovered_nats"]), interval(mapped["gap_recovered_nats_ci"]))
+        context = percent(mapped["context_recovered_nats"])
         against = difference(point["tests"]["mapped_vs_source"], "nll", share=False)
         levels = (perplexity(point["conditions"][name]["perplexity"]) for name in LEVELS)
-        rows.append((point["domain"], str(point["prefix"]), *levels, *share, *against))
+        rows.append((point["domain"], str(point["prefix"]), *levels, *share, context, *against))
     return Table(header, rows)
 
 

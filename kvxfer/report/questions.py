@@ -38,13 +38,17 @@ from kvxfer.report.verdict import (
 from kvxfer.report.wording import condition_name
 
 CONDITIONS_FIGURE, HEATMAP = "figures/conditions.png", "figures/r2.png"
-RATIOS = ("retention", "retention_floor_normalised", "gap_recovered", "gap_recovered_nats")
+RATIOS = (
+    *("retention", "retention_floor_normalised", "gap_recovered", "gap_recovered_nats"),
+    *("context_recovered", "context_recovered_nats"),
+)
 MEASURES = (
     *("Accuracy", "Generated", "Perplexity", "Nats per token"),
     *("Retention", "Floor-normalised", "Gap recovered", "Gap recovered (nats)"),
+    *("Context recovered", "Context recovered (nats)"),
 )
 NARROW = (
-    *("Condition", "Accuracy [95 %]", "Nats per token [95 %]", "Gap recovered", "in nats"),
+    *("Condition", "Accuracy [95 %]", "Nats per token [95 %]", "Gap recovered", "Context recovered"),
     *("p, vs source", "p, in nats"),
 )
 DECISIVE = ("ceiling", "source", "mapped", "ancestor_copy", "no_context", "floor")
@@ -55,7 +59,9 @@ KEPT = {
     "retention": "{} of the ceiling's accuracy is kept",
     "retention_floor_normalised": "{} of what lies above chance",
     "gap_recovered": "{} of the gap between source and ceiling is recovered in accuracy",
+    "context_recovered": "{} of what the context is worth to the target arrives in accuracy",
 }
+IN_NATS = {"gap": "the gap", "context": "the context's worth"}
 FURTHER = {
     "story_only": (
         "When only the story is handed over",
@@ -64,7 +70,10 @@ FURTHER = {
 }
 """Titles and notes of further tables."""
 
-SWEPT = ("accuracy", "nats", "perplexity", "retention_floor_normalised", "gap_recovered", "gap_recovered_nats")
+SWEPT = (
+    *("accuracy", "nats", "perplexity", "retention_floor_normalised", "gap_recovered", "gap_recovered_nats"),
+    *("context_recovered", "context_recovered_nats"),
+)
 SWEPT_WITH_INTERVALS = ("accuracy", "nats", "gap_recovered", "gap_recovered_nats")
 LOGGED = ("accuracy", "perplexity", "nats", "retention_floor_normalised", "gap_recovered")
 STYLES = {"better": "green", "worse": "red", "none": "yellow"}
@@ -178,10 +187,10 @@ class QuestionsReport(KindReport):
             row, fitted = data["conditions"]["mapped"], runs[label]["map"]
             against = [points(test["accuracy_difference"]), p_value(test["accuracy_p"])]
             against += [number(test["nll_difference"], sign=True), p_value(test["nll_p"])]
-            ratios = (percent(row[key]) for key in ("retention", "gap_recovered", "gap_recovered_nats"))
+            ratios = (percent(row[key]) for key in RATIOS if key != "retention_floor_normalised")
             name = f"{label}: {fitted['features']}, {fitted['solver']}"
             rows.append((name, percent_in(row, "accuracy"), number_in(row, "nats"), *ratios, *against))
-        measures = ("Accuracy", "Nats per token", "Retention", "Gap recovered", "Gap recovered (nats)")
+        measures = ("Accuracy", "Nats per token", "Retention", *MEASURES[6:])
         header = ("Run", *measures, "vs source", "p (McNemar)", "vs source, nats", "p (paired t)")
         first = next(iter(several.values()))["conditions"]
         return fill(
@@ -205,12 +214,18 @@ def narrow_table(rows: Sequence[tuple[str, Json, str]]) -> Table:
     for name, data, condition in rows:
         row, test = data["conditions"][condition], data["tests"].get(f"{condition}_vs_source", {})
         label = f"**{name}**" if condition == "mapped" else name
-        recovered = [percent(row.get(key)) for key in ("gap_recovered", "gap_recovered_nats")]
+        recovered = [_both(row, f"{base}_recovered") for base in ("gap", "context")]
         # A small p alone does not say which way.
         worse = [", worse" if each == "worse" else "" for each in outcomes(test)]
         p = [f"{p_value(test.get(key))}{way}" for key, way in zip(("accuracy_p", "nll_p"), worse, strict=True)]
         cells.append((label, percent_in(row, "accuracy"), number_in(row, "nats"), *recovered, *p))
     return Table(NARROW, cells)
+
+
+def _both(row: Json, key: str) -> str:
+    """A share in accuracy, if there is one, and in nats."""
+    nats = percent(row.get(f"{key}_nats"))
+    return nats if row.get(key) is None else f"{percent(row[key])}; nats {nats}"
 
 
 def against(data: Json) -> list[str]:
@@ -267,21 +282,25 @@ def _measures(row: Json) -> str:
 
 def _kept(mapped: Json) -> list[str]:
     """What of the ceiling is kept, in phrases."""
-    in_nats = "{} of it in nats" if mapped.get("gap_recovered") is not None else "{} of the gap in nats"
-    phrases = {**KEPT, "gap_recovered_nats": in_nats}
+    phrases = dict(KEPT)
+    if mapped.get("gap_recovered") is None:
+        phrases = {"gap_recovered_nats": "{} of the gap in nats is recovered"}
+        phrases["context_recovered_nats"] = "{} of what the context is worth to the target arrives"
+    else:
+        phrases |= {f"{base}_recovered_nats": f"{{}} of {what} in nats" for base, what in IN_NATS.items()}
     return [text.format(percent_in(mapped, key)) for key, text in phrases.items() if mapped.get(key) is not None]
 
 
 def _tests_table(tests: Mapping[str, Json]) -> Table:
-    others = {"source": "source alone", "ancestor_copy": "copy of each layer's ancestor"}
     rows = []
     for key, test in tests.items():
         first, _, second = key.partition("_vs_")
-        name = f"{condition_name(first)} vs {others.get(second, second)}"
-        cells = (*difference(test, "accuracy", share=True), *difference(test, "nll", share=False))
+        name = " vs ".join(condition_name(each, short=True) for each in (first, second))
+        sign = f"{p_value(test['nll_sign_p'])} ({percent(test['nll_above'])})"
+        cells = (*difference(test, "accuracy", share=True), *difference(test, "nll", share=False), sign)
         rows.append((name, *cells, test["n"], test["documents"]))
     header = ("Comparison", "Accuracy", "95 %", "p (McNemar)", "Nats per token", "95 %", "p (paired t)")
-    return Table((*header, "Items", "Documents"), rows)
+    return Table((*header, "p (sign; higher in)", "Items", "Documents"), rows)
 
 
 def _further(name: str, table: Json) -> dict[str, Any]:
@@ -320,8 +339,8 @@ def _corrected(several: Sequence[Json]) -> list[dict[str, Any]]:
 
 
 TERMINAL = (
-    *("\nCondition", "Accuracy\n% [95 %]", "Perp-\nlexity", "\nNats", "Re-\ntained"),
-    *("Gap\nrecov.", "Gap\nrecov.", "p\nacc.", "p\nnats"),
+    *("\nCondition", "Accuracy\n% [95 %]", "Perp-\nlexity", "\nNats"),
+    *("Gap\nrecov.", "Context\nrecov.", "p\nacc.", "p\nnats"),
 )
 
 
@@ -352,6 +371,6 @@ def _cells(data: Json, condition: str, in_accuracy: bool) -> list[str]:
     row, test = data["conditions"][condition], data["tests"].get(f"{condition}_vs_source", {})
     accuracy = percent_in(row, "accuracy").replace(" %", "", 1)
     cells = [accuracy, perplexity(row["perplexity"]), "" if in_accuracy else number(row["nats"])]
-    cells += [percent(row["retention"]), percent(row["gap_recovered"])]
-    cells.append("" if in_accuracy else percent(row["gap_recovered_nats"]))
+    unit = "" if in_accuracy else "_nats"
+    cells += [percent(row[f"{base}_recovered{unit}"]) for base in ("gap", "context")]
     return cells + [p_value(test[key]) if key in test else "" for key in ("accuracy_p", "nll_p")]

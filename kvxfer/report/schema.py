@@ -8,8 +8,8 @@ from typing import Any
 from kvxfer.errors import KvxferError
 from kvxfer.report.kinds import REPORTS
 
-SCHEMA = 2
-VERDICTS = ("beats", "none", "worse", "mixed")
+SCHEMA = 3
+VERDICTS = ("beats", "none", "worse", "mixed", "unable")
 COMPOSED = ("full", "designs")
 """Kinds whose data are other evaluations."""
 
@@ -18,12 +18,28 @@ COMPOSED = ("full", "designs")
 KEYS = (
     *("schema", "kind", "run_id", "title", "pair", "pair.name", "map", "map.sha256"),
     *(f"map.{key}" for key in ("features", "solver", "penalty", "rank", "k", "lam")),
+    *("map.share_of_prefill_flops", "map.handoff_share_of_prefill_flops"),
     *("verdict", "verdict.kind", "verdict.head", "verdict.sentence", "data", "provenance", "provenance.config.eval"),
 )
-_RATIOS = ("retention", "retention_floor_normalised", "gap_recovered", "gap_recovered_nats")
-_TEST = ("accuracy_p", "accuracy_difference", "accuracy_ci", "nll_p", "nll_difference", "nll_ci", "n", "documents")
+_RATIOS = (
+    *("retention", "retention_floor_normalised"),
+    *(f"{base}_recovered{unit}" for base in ("gap", "context") for unit in ("", "_nats")),
+)
+_TEST = (
+    *(f"{measure}_{key}" for measure in ("accuracy", "nll") for key in ("p", "difference", "ci", "se")),
+    *("nll_sign_p", "nll_above", "n", "documents"),
+)
+NEEDED = ("mapped_vs_source", "source_vs_ceiling", "source_vs_no_context", "mapped_vs_no_context", "mapped_vs_floor")
 ITEMS = (
-    *("conditions", "tests", "tests.mapped_vs_source", "by_kind", "tables", "tables.*.conditions", "tables.*.tests"),
+    *(
+        "conditions",
+        "tests",
+        *(f"tests.{each}" for each in NEEDED),
+        "by_kind",
+        "tables",
+        "tables.*.conditions",
+        "tables.*.tests",
+    ),
     *("gates", "fit_check", "selection", "chance", "items", "ancestry"),
     *(f"conditions.{name}" for name in ("ceiling", "source", "mapped", "floor", "raw_copy", "no_context")),
     *(f"conditions.*.{key}" for key in ("accuracy", "accuracy_ci", "perplexity", "nats", "nats_ci", "generated", "n")),

@@ -89,11 +89,18 @@ def _title(run: Evaluated) -> str:
 def _runs(runs: Sequence[Evaluated]) -> str:
     """Which letter is which run."""
     rows = [
-        (r.label, r.map_name, r.plan, r.option, percent(r.results["map"].get("share_of_prefill_flops")), f"`{r.id}`")
+        (
+            r.label,
+            r.map_name,
+            r.plan,
+            r.option,
+            percent(r.results["map"]["handoff_share_of_prefill_flops"]),
+            f"`{r.id}`",
+        )
         for r in runs
     ]
     header = ("Run", "Map", "Plan", "Evaluation", "Cost", "Id")
-    said = "Cost: the map's FLOPs per token in per cent of the target's prefill. Plan: tokens the target computes."
+    said = "Cost: a whole handoff, in per cent of the FLOPs of the target's prefill. Plan: tokens the target computes."
     return f"## The runs\n\n{said}\n\n{Table(header, rows, right=False)}\n"
 
 
@@ -150,7 +157,8 @@ def _tests(a: Evaluated, b: Evaluated) -> Iterator[tuple[str, dict[str, Any]]]:
         if graded or _have(both, "correct"):
             columns = _columns(both, "score" if graded else "correct")
             paired = paired_difference(*columns, documents)
-            p = paired["t_p"] if graded else mcnemar_exact(*(column == 1 for column in columns))
+            right = (column == 1 for column in columns)
+            p = paired["t_p"] if graded else mcnemar_exact(next(right), next(right), documents)
             test |= {"right": paired["difference"], "right_p": p, "right_ci": _ci(paired)}
         yield f"{where}, score" if graded else where, {**test, "graded": graded}
 

@@ -7,6 +7,10 @@ The rule for special tokens: documents are encoded without any and joined by the
 begins with BOS if, and only if, the tokenizer itself puts one before every text: that is what the models meet when they
 serve. BOS is then the first of the row's ``length`` tokens.
 
+A row to evaluate on is of one document, which its scores are about: with the rest of another before it, a handed prefix
+would be one document's and the scored text another's, and rows that share documents are not independent. Rows for all
+else are packed.
+
 Text to train on is what the fit split still has without the documents of the rows that closed forms are fitted on.
 """
 
@@ -26,7 +30,7 @@ from kvxfer.errors import KvxferError
 from kvxfer.text import folder as text
 from kvxfer.text import hub, python, toy
 from kvxfer.text.reading import EMPTY, TWICE, Reading
-from kvxfer.text.spec import SPLITS, TOY_DRAWS, TRAINING, CorpusSpec, at_least
+from kvxfer.text.spec import EVALUATION, SPLITS, TOY_DRAWS, TRAINING, CorpusSpec, at_least
 
 _SPLIT_OF_TENTH = ("fit",) * 6 + ("validation", "held_out") + ("evaluation",) * 2
 # A draw of the toy world is this many stories; all draws together stay below the seeds that its models were trained on.
@@ -104,6 +108,8 @@ def load_rows(
 def _rows_of(spec: CorpusSpec, tokenizer: Any, split: str, room: int, leading: int, reading: Reading) -> Iterator[Row]:
     """All rows of a split, or those to train on, of ``room`` tokens; ``leading`` more will stand before them."""
     pack = _toy_rows if spec.kind in toy.KINDS else _packed
+    if split == EVALUATION and pack is _packed:
+        return _apart(spec, tokenizer, room, reading)
     if split != TRAINING:
         return pack(spec, tokenizer, split, room, reading)
     fitted = itertools.islice(pack(spec, tokenizer, "fit", spec.length - leading, Reading()), spec.rows.fit)
@@ -117,6 +123,8 @@ def _whose(spec: CorpusSpec, split: str) -> str:
         gets = f"training, which gets those of split fit that share no document with {fitted}"
         return f"{gets}; lower corpus.rows.training, corpus.rows.fit or corpus.length, or add documents"
     gets = f"this split, which gets {_SPLIT_OF_TENTH.count(split)} of 10 documents (a file or a line of JSONL is one)"
+    if split == EVALUATION and spec.kind not in toy.KINDS:
+        gets += ", each row of a single document"
     return f"{gets}; lower corpus.rows.{split} or corpus.length, or add documents"
 
 
@@ -206,6 +214,24 @@ def _packed(spec: CorpusSpec, tokenizer: Any, split: str, room: int, reading: Re
     eos = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     documents = _documents(spec, split, reading)
     return _cut(((key, _encode(tokenizer, content)[: spec.document_tokens] + eos) for key, content in documents), room)
+
+
+def _apart(spec: CorpusSpec, tokenizer: Any, room: int, reading: Reading) -> Iterator[Row]:
+    """Rows of the evaluation split, each of one document: first one of every document, then a second one, and so on.
+
+    So many rows are about as many documents as there can be. A shorter document, and the rest of a longer one, is left
+    out.
+    """
+    later: list[tuple[str, list[int]]] = []
+    for key, content in _documents(spec, EVALUATION, reading):
+        ids = _encode(tokenizer, content)[: spec.document_tokens]
+        if len(ids) >= room:
+            yield ids[:room], (key,)
+        if len(ids) >= 2 * room:
+            later.append((key, ids[room:]))
+    while later:
+        yield from ((ids[:room], (key,)) for key, ids in later)
+        later = [(key, ids[room:]) for key, ids in later if len(ids) >= 2 * room]
 
 
 def _documents(spec: CorpusSpec, split: str, reading: Reading) -> Iterator[tuple[str, str]]:

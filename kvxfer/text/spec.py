@@ -16,7 +16,8 @@ from typing import Any
 from kvxfer.errors import KvxferError
 from kvxfer.text import folder, python, toy
 
-SPLITS = ("fit", "validation", "held_out", "evaluation")
+EVALUATION = "evaluation"
+SPLITS = ("fit", "validation", "held_out", EVALUATION)
 TRAINING = "training"  # what is left of the fit split; it can be asked for like a split
 KINDS = (*toy.KINDS, "text", "hub", *python.KINDS)
 TOY_DRAWS = 1_000_000

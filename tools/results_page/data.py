@@ -61,6 +61,11 @@ class Baseline:
         found = [self.per_token(each) for each in (scores, self.conditions["source"], self.conditions["ceiling"])]
         return gap_recovered_nats(*found)
 
+    def context(self, scores: Scores) -> float | None:
+        """Context recovered in nats; None where the context is worth nothing to the target."""
+        found = [self.per_token(each) for each in (scores, self.conditions["no_context"], self.conditions["ceiling"])]
+        return gap_recovered_nats(*found)
+
     def gap_accuracy(self, scores: Scores) -> float | None:
         """Gap recovered in accuracy; None without answers or without a gap."""
         own, source, ceiling = (s.accuracy for s in (scores, self.conditions["source"], self.conditions["ceiling"]))
@@ -117,6 +122,11 @@ class MapResult:
     def share(self) -> float:
         """Cost per token as a share of the target's prefill."""
         return float(self.data["cost"]["share_of_prefill_flops"])
+
+    @property
+    def handoff(self) -> float:
+        """FLOPs of a whole handoff under the plan, as a share of the target's prefill."""
+        return float(self.data["cost"]["handoff_share_of_prefill_flops"])
 
     @property
     def r2(self) -> float:

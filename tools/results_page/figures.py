@@ -37,10 +37,10 @@ def frontier_figure(pair: PairResults, path: Path) -> None:
         axes = figure.subplots()
         for design, colour in zip(designs, (PALETTE * (1 + len(designs) // len(PALETTE))), strict=False):
             own = [one for one in maps if one.name("features") == design]
-            places = [(100 * one.share, 100 * _gap(pair, one)) for one in own]
+            places = [(100 * one.handoff, 100 * _gap(pair, one)) for one in own]
             x, y = zip(*places, strict=True)
             axes.plot(x, y, "o", markersize=6, color=colour, alpha=0.85, label=design, zorder=3)
-        x, y = zip(*((100 * one.share, 100 * _gap(pair, one)) for one in front(pair)), strict=True)
+        x, y = zip(*((100 * one.handoff, 100 * _gap(pair, one)) for one in front(pair)), strict=True)
         axes.plot(x, y, "-o", color=INK, linewidth=1.2, markersize=9, markerfacecolor="none", zorder=4)
         _source(axes, min(_gap(pair, one) for one in maps))
         axes.set_xscale("log")
@@ -48,7 +48,7 @@ def frontier_figure(pair: PairResults, path: Path) -> None:
             axis.set_major_formatter("{x:g} %")
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.set_xlabel("cost per token, in per cent of the target's prefill")
+        axes.set_xlabel("a whole handoff's FLOPs, in per cent of the target's own prefill")
         clipped = any((pair.baseline.gap(one.scores) or 0) < LOWEST for one in maps)
         axes.set_ylabel("gap recovered, nats" + (" (drawn from \N{MINUS SIGN}100 % up)" if clipped else ""))
         axes.grid(color=LINE, linewidth=0.8)

@@ -7,17 +7,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvxfer.errors import KvxferError
-from kvxfer.evals.statistics import MOST_NATS, holm
-from kvxfer.report.numbers import NOTHING, number, p_value, percent, perplexity, points, quantity
+from kvxfer.evals.statistics import MARGIN, MOST_NATS, holm
+from kvxfer.report.numbers import NOTHING, interval, number, p_value, percent, perplexity, points, quantity
 from kvxfer.report.table import Table
 from kvxfer.report.wording import condition_name
 from tools.results_page.comparing import Difference, difference
 from tools.results_page.data import MapResult, PairResults, Scores, one_each
 
+COST = "Handoff: FLOPs of a whole handoff under the plan, as a share of the target's own prefill of the same tokens."
+SHARE = "Handoff"
 PLAIN = ("ridge", "isotropic", "full", "same")
 """The row that the others are compared with."""
 
-BASELINES = ("ceiling", "source", "raw_copy", "ancestor_copy", "floor")
+BASELINES = ("ceiling", "source", "no_context", "raw_copy", "ancestor_copy", "floor")
 
 
 def require(pair: PairResults, maps: Sequence[object], what: str, grid: str) -> None:
@@ -33,11 +35,14 @@ def quality(pair: PairResults, scores: Scores) -> tuple[str, ...]:
     """Accuracy, perplexity, nats and gap recovered, for cells."""
     nats = pair.baseline.per_token(scores)
     shown = perplexity(math.exp(nats)) if nats < MOST_NATS else NOTHING
-    gaps = (percent(pair.baseline.gap(scores)), percent(pair.baseline.gap_accuracy(scores)))
-    return (percent(scores.accuracy), shown, number(nats), *gaps)
+    shares = (pair.baseline.gap(scores), pair.baseline.gap_accuracy(scores), pair.baseline.context(scores))
+    return (percent(scores.accuracy), shown, number(nats), *map(percent, shares))
 
 
-QUALITY = ("Accuracy", "Perplexity", "Nats per token", "Gap recovered (nats)", "Gap recovered (accuracy)")
+QUALITY = (
+    *("Accuracy", "Perplexity", "Nats per token"),
+    *("Gap recovered (nats)", "Gap recovered (accuracy)", "Context recovered (nats)"),
+)
 
 
 def maps_table(pair: PairResults) -> list[str]:
@@ -59,7 +64,7 @@ def maps_table(pair: PairResults) -> list[str]:
         cells = [*key, *quality(pair, one.scores)]
         cells += _against(found.get(key), corrected.get(key), corrected_answers.get(key))
         cells += _beaten(pair, one)
-        cells += [percent(one.share), quantity(one.data["cost"]["parameters"]), *_r2(one)]
+        cells += [percent(one.handoff), quantity(one.data["cost"]["parameters"]), *_r2(one)]
         lines.append((pair.baseline.per_token(one.scores), cells))
     for name in BASELINES:
         if (scores := pair.baseline.conditions.get(name)) is not None:
@@ -67,16 +72,16 @@ def maps_table(pair: PairResults) -> list[str]:
             lines.append((pair.baseline.per_token(scores), [*cells, *[NOTHING] * 12]))
     header = (
         *("Solver", "Penalty", "Rank", "Features", *QUALITY, "Δ nats", "p", "p (Holm)", "Δ accuracy", "p", "p (Holm)"),
-        *("Source", "Ancestors' copy", "Prefill share", "Parameters", "R² keys", "R² values"),
+        *("Source", "Ancestors' copy", SHARE, "Parameters", "R² keys", "R² values"),
     )
     cells_only = [cells for _, cells in sorted(lines, key=lambda line: (line[0], line[1]))]
     said = (
         f"{len(rows)} maps, {_dials(rows[PLAIN])}, {len(pair.baseline.documents)} items of "
         f"{len(set(pair.baseline.documents))} documents. "
         "Δ: against plain ridge (`solver=ridge penalty=isotropic rank=full features=same`); paired t over documents "
-        "for nats, exact McNemar over items for accuracy, each corrected for all rows (Holm). Source, ancestors' copy: "
-        "better or worse than it in nats (p of the paired t, not corrected). Prefill share: FLOPs per token of the "
-        "target's prefill."
+        "for nats, exact McNemar by document for accuracy, each corrected for all rows (Holm). Source, ancestors' "
+        "copy: better or worse than it in nats (p of the paired t, or of the sign test where only that shows harm; not "
+        f"corrected). {COST}"
     )
     return [said, "", *Table(header, cells_only).markdown(), ""]
 
@@ -109,7 +114,7 @@ def front(pair: PairResults) -> list[MapResult]:
     """The maps that no other of the same calibration text beats in nats at the same cost or less, cheapest first."""
     found: list[MapResult] = []
     ordered = sorted(
-        pair.calibrated_alike, key=lambda m: (m.share, pair.baseline.per_token(m.scores), m.settings_without())
+        pair.calibrated_alike, key=lambda m: (m.handoff, pair.baseline.per_token(m.scores), m.settings_without())
     )
     for one in ordered:
         if not found or pair.baseline.per_token(one.scores) < pair.baseline.per_token(found[-1].scores):
@@ -122,7 +127,7 @@ def frontier_table(pair: PairResults) -> list[str]:
     rows = [
         (
             f"`{one.overrides}`",
-            percent(one.share),
+            percent(one.handoff),
             quantity(one.data["cost"]["parameters"]),
             *quality(pair, one.scores),
             difference(one.scores, pair.baseline.conditions["source"], pair.baseline).said,
@@ -130,8 +135,15 @@ def frontier_table(pair: PairResults) -> list[str]:
         for one in front(pair)
     ]
     figure = f"![Gap recovered against cost](figures/{figure_name(pair.name)})"
-    header = ("Setting", "Prefill share", "Parameters", *QUALITY, "Source")
-    return [figure, "", f"The front of {len(pair.calibrated_alike)} maps:", "", *Table(header, rows).markdown(), ""]
+    header = ("Setting", SHARE, "Parameters", *QUALITY, "Source")
+    return [
+        figure,
+        "",
+        f"The front of {len(pair.calibrated_alike)} maps. {COST}",
+        "",
+        *Table(header, rows).markdown(),
+        "",
+    ]
 
 
 def figure_name(pair: str) -> str:
@@ -171,21 +183,33 @@ def features_table(pair: PairResults) -> list[str]:
         if name != "same":
             apart = (number(found[name].nats, sign=True), p_value(corrected[name]))
         sizes = (quantity(cost[key]) for key in ("flops_per_token", "bytes_read_per_token", "bytes_written_per_token"))
-        cells.append((name, *quality(pair, one.scores), *apart, str(one.data["columns"]), percent(one.share), *sizes))
+        cells.append(
+            (
+                name,
+                *quality(pair, one.scores),
+                *apart,
+                str(one.data["columns"]),
+                percent(one.handoff),
+                percent(one.share),
+                *sizes,
+            )
+        )
     header = (
         "Features",
         *QUALITY,
         "Δ nats to same",
         "p (Holm)",
         "Columns",
-        "Prefill share",
+        SHARE,
+        "Map alone",
         "FLOPs",
         "Bytes read",
         "Bytes written",
     )
     said = (
-        f"`solver=ridge penalty=isotropic rank=full`, {_dials(rows['same'])}. Per mapped token: FLOPs, also as a "
-        "share of the target's prefill; bytes read (source cache and what else the map reads) and written, as bfloat16."
+        f"`solver=ridge penalty=isotropic rank=full`, {_dials(rows['same'])}. {COST} Per mapped token: FLOPs, also "
+        "as a share of the target's prefill (map alone); bytes read (source cache and what else the map reads) and "
+        "written, as bfloat16."
     )
     return [said, "", *Table(header, cells).markdown(), ""]
 
@@ -238,26 +262,26 @@ def twins_table(pair: PairResults, change: str) -> list[str]:
     rows = []
     for (m, other), each, p in zip(twins, compared, holm([each.p for each in compared]), strict=True):
         nats = [number(pair.baseline.per_token(one.scores)) for one in (other, m)]
-        costs = [percent(one.share) for one in (other, m)]
+        costs = [percent(one.handoff) for one in (other, m)]
         rows.append((f"`{other.overrides}`", *nats, number(each.nats, sign=True), p_value(each.p), p_value(p), *costs))
     first, second = wanted.names
-    header = ("Setting", f"Nats, {first}", f"Nats, {second}", "Δ", "p", "p (Holm)", f"Prefill share, {first}", second)
+    header = ("Setting", f"Nats, {first}", f"Nats, {second}", "Δ", "p", "p (Holm)", f"{SHARE}, {first}", second)
     return [*Table(header, rows).markdown(), ""]
 
 
 def best_table(pair: PairResults) -> list[str]:
-    """The map with the lowest nats, and the cheapest that is not shown to be worse than it."""
+    """The map with the lowest nats, and the cheapest that is shown to be as good, by the margin."""
     maps = pair.calibrated_alike
     require(pair, maps, "map", "maps")
-    best = min(maps, key=lambda m: (pair.baseline.per_token(m.scores), m.share, m.settings_without()))
-    close = [m for m in maps if m is best or difference(m.scores, best.scores, pair.baseline).outcome() != "worse"]
-    cheapest = min(close, key=lambda m: (m.share, pair.baseline.per_token(m.scores), m.settings_without()))
+    best = min(maps, key=lambda m: (pair.baseline.per_token(m.scores), m.handoff, m.settings_without()))
+    close = [m for m in maps if m is best or difference(m.scores, best.scores, pair.baseline).as_good]
+    cheapest = min(close, key=lambda m: (m.handoff, pair.baseline.per_token(m.scores), m.settings_without()))
     rows = []
-    for name, one in (("Best", best), ("Cheapest within noise of it", cheapest)):
-        p = NOTHING if one is best else p_value(difference(one.scores, best.scores, pair.baseline).p)
-        rows.append((name, *quality(pair, one.scores), p, percent(one.share), f"`{pair.command(one)}`"))
+    for name, one in (("Best", best), ("Cheapest that is as good", cheapest)):
+        ci = "" if one is best else interval(difference(one.scores, best.scores, pair.baseline).ci, "number")
+        rows.append((name, *quality(pair, one.scores), ci, percent(one.handoff), f"`{pair.command(one)}`"))
     said = (
-        f"The best of {len(maps)} maps on these very items, so part of its lead is luck. Within noise: the paired "
-        "t-test over documents shows no difference in nats (p ≥ 0.05, not corrected)."
+        f"The best of {len(maps)} maps on these very items, so part of its lead is luck. As good: the 95 % interval of "
+        f"the difference in nats per token lies below {MARGIN:g} (non-inferiority). {COST}"
     )
-    return [said, "", *Table(("", *QUALITY, "p against the best", "Prefill share", "Command"), rows).markdown(), ""]
+    return [said, "", *Table(("", *QUALITY, "Nats above the best, 95 %", SHARE, "Command"), rows).markdown(), ""]

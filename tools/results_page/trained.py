@@ -11,13 +11,13 @@ import numpy as np
 from jaxtyping import Float
 
 from kvxfer.errors import KvxferError
-from kvxfer.evals.statistics import MOST_NATS, holm, paired_test
+from kvxfer.evals.statistics import MOST_NATS, holm, paired_difference
 from kvxfer.report.numbers import NOTHING, number, p_value, percent, perplexity, points, quantity
 from kvxfer.report.table import Table
 from kvxfer.report.wording import condition_name
 from tools.results_page.comparing import Difference, difference
 from tools.results_page.data import Baseline, Json, MapResult, PairResults, Scores
-from tools.results_page.tables import BASELINES
+from tools.results_page.tables import BASELINES, COST, SHARE
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def trained_table(pair: PairResults) -> list[str]:
         )
     groups, known = grouped(pair.trained), pair.baseline
     shared = Shared.of(pair)
-    best = min(pair.maps, key=lambda one: (known.per_token(one.scores), one.share, one.settings_without()))
+    best = min(pair.maps, key=lambda one: (known.per_token(one.scores), one.handoff, one.settings_without()))
     bases = {id(group): _base(pair, group) for group in groups}
     against = [difference(group.scores, bases[id(group)].scores, known) for group in groups]
     to_best = [difference(group.scores, best.scores, known) for group in groups]
@@ -99,7 +99,7 @@ HEADER = (
         "Δ nats to best",
         "p (Holm)",
     ),
-    *("Parameters", "Bytes", "Prefill share", "Time to map", "Steps", "Best step", "Seconds"),
+    *("Parameters", "Bytes", SHARE, "Time to map", "Steps", "Best step", "Seconds"),
 )
 
 
@@ -203,14 +203,14 @@ def _answers(groups: Sequence[Seeds], bases: Sequence[MapResult], known: Baselin
     for group, base in zip(groups, bases, strict=True):
         if group.right is None or base.scores.correct is None:
             return [[NOTHING] * 2 for _ in groups]
-        found.append(paired_test(group.right, base.scores.correct, known.documents))
-    corrected = holm([p for _, p in found])
-    return [[points(share), p_value(p)] for (share, _), p in zip(found, corrected, strict=True)]
+        found.append(paired_difference(group.right, base.scores.correct, known.documents))
+    corrected = holm([each["t_p"] for each in found])
+    return [[points(each["difference"]), p_value(p)] for each, p in zip(found, corrected, strict=True)]
 
 
 def _cost(one: MapResult) -> list[str]:
     cost = one.data["cost"]
-    return [quantity(cost["parameters"]), quantity(cost["bytes"]), percent(one.share)]
+    return [quantity(cost["parameters"]), quantity(cost["bytes"]), percent(one.handoff)]
 
 
 def _time(group: Seeds) -> str:
@@ -233,7 +233,7 @@ def _said(pair: PairResults, best: MapResult, shared: Shared) -> str:
         "own text. Δ: against the base of each row, and against the best closed form on these very items (of "
         f"{len(pair.maps)}: `{shared.rest(best)}`); paired t over documents of every item's mean over seeds, "
         "of nats and of right answers, corrected for all rows (Holm). "
-        "Prefill share: FLOPs per token of the target's prefill. Time to map: in its base's, both "
+        f"{COST} Time to map: in its base's, both "
         "measured in turns in one process after the training. Steps, best step and seconds: means over seeds."
     )
 

@@ -15,10 +15,13 @@ from kvxfer.evals.benchmarks.tasks import load_tasks, run_tasks, write_toy_tasks
 from kvxfer.evals.evaluation import Evaluation, Subject
 from kvxfer.evals.specs import TOY_TASKS, BenchmarksSpec, harness_version
 from kvxfer.maps.plan import Plan
+from kvxfer.models.ancestry import find_ancestry
 from kvxfer.models.pair import Pair
 from kvxfer.text.spec import CorpusSpec
 
-CONDITIONS: tuple[Condition, ...] = ("ceiling", "source", "mapped", "floor")
+CONDITIONS: tuple[Condition, ...] = ("ceiling", "source", "mapped", "no_context", "floor", "raw_copy")
+KIN: tuple[Condition, ...] = ("ancestor_copy",)
+"""One more, for a pair whose source was pruned from its target."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,8 @@ class Benchmarks(BenchmarksSpec, Evaluation):
 
             # What can't be asked or compared shows in one sample of every task, before hours of all of them.
             check_measures(tasks, answered("ceiling", 1))
-            logged: dict[str, Mapping[str, Any]] = {name: answered(name, self.limit) for name in CONDITIONS}
+            conditions = (*CONDITIONS, *(KIN if find_ancestry(pair) is not None else ()))
+            logged: dict[str, Mapping[str, Any]] = {name: answered(name, self.limit) for name in conditions}
             found = gather(tasks, logged, self.log_samples)
         settings = {"limit": self.limit, "num_fewshot": self.num_fewshot, "batch_size": self.batch_size}
         return {

@@ -18,14 +18,14 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from kvxfer.errors import KvxferError
-from kvxfer.evals.conditions import Prepared, mapped_conditions
+from kvxfer.evals.conditions import Prepared, mapped_conditions, unmapped, without_context
 from kvxfer.evals.items import equal_lengths
 from kvxfer.handoff.transfer import Transfer
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.plan import Plan
 from kvxfer.models.pair import Pair
 
-Condition = Literal["ceiling", "identity", "source", "mapped", "floor"]
+Condition = Literal["ceiling", "identity", "source", "mapped", "no_context", "floor", "raw_copy", "ancestor_copy"]
 Tokens = tuple[int, ...]
 
 
@@ -35,7 +35,8 @@ class Handover:
 
     ``ceiling`` and ``source`` are the target and the source on their own prefill, in one plain forward pass. The others
     hand the target a cache of the context less its held-back tokens: its own (``identity``), the mapped one under the
-    plan (``mapped``), one that holds nothing (``floor``). A context no longer than what is held back leaves nothing to
+    plan (``mapped``), or what costs no map (``kvxfer.evals.conditions.unmapped``); ``no_context`` is the target with
+    the context's first token and its held-back ones alone. A context no longer than what is held back leaves nothing to
     hand over: the target reads it itself.
     """
 
@@ -58,9 +59,15 @@ class Handover:
         if self.condition == "mapped":
             assert self.mapper is not None
             return mapped_conditions(Transfer(self.pair, self.mapper, self.plan), contexts)["mapped"]
-        own = self.pair.target.prefill(contexts[:, :stop])
-        past = own.zeros() if self.condition == "floor" else own
-        return Prepared(self.pair.target, past, contexts[:, stop:])
+        head, tail = contexts[:, :stop], contexts[:, stop:]
+        if self.condition == "no_context":
+            return without_context(self.pair, contexts, tail)
+        exact = self.pair.target.prefill(head)
+        if self.condition == "identity":
+            return Prepared(self.pair.target, exact, tail)
+        first = exact.span(0, self.plan.mapped_span(contexts.shape[1])[0])
+        caches = unmapped(self.pair, exact, self.pair.source.prefill(head), first)
+        return Prepared(self.pair.target, caches[self.condition], tail)
 
 
 def cut(context: Sequence[int], continuation: Sequence[int], longest: int) -> tuple[Tokens, Tokens]:

@@ -11,7 +11,9 @@ from kvxfer.errors import file_error
 from kvxfer.experiment.loggers import RunLogger
 from kvxfer.experiment.settings import EvaluateSettings, dials
 from kvxfer.files import read_json
+from kvxfer.handoff.cost import handoff_share
 from kvxfer.maps.artifact import EVIDENCE, MANIFEST, TENSORS, CacheMap
+from kvxfer.maps.plan import Plan
 from kvxfer.models.pair import Pair
 from kvxfer.report.kinds import REPORTS
 
@@ -28,8 +30,12 @@ def columns(settings: EvaluateSettings, cache_map: CacheMap) -> dict[str, Any]:
     return {"pair": settings.pair.label, **dials(cache_map.manifest), **about}
 
 
-def describe_map(cache_map: CacheMap, directory: Path, pair: Pair, prompt: int) -> dict[str, Any]:
-    """A map's settings and its cost; ``prompt`` is how long the prefill is that its cost is compared with."""
+def describe_map(cache_map: CacheMap, directory: Path, pair: Pair, plan: Plan, prompt: int) -> dict[str, Any]:
+    """A map's settings and its cost; ``prompt`` is how long the prefill is that its cost is compared with.
+
+    ``share_of_prefill_flops`` is the map's own, for each token that it maps; ``handoff_share_of_prefill_flops`` the
+    whole handoff's under the plan.
+    """
     m = cache_map.manifest
     timed, whole = pair.target.geometry.layers, pair.target.whole.layers
     return {
@@ -44,6 +50,7 @@ def describe_map(cache_map: CacheMap, directory: Path, pair: Pair, prompt: int) 
         **({"trained_on": m["base"]["run"], "trainer_seed": m["trainer"]["seed"]} if "trainer" in m else {}),
         **{cost: getattr(cache_map, cost) for cost in ("bytes", *COSTS)},
         "share_of_prefill_flops": cache_map.flops_per_token / pair.target.geometry.prefill_flops(prompt),
+        "handoff_share_of_prefill_flops": handoff_share(cache_map, pair.target.geometry, plan, prompt),
     }
 
 

@@ -140,7 +140,10 @@ def measure(scene: Scene, run: Run, load: Load) -> dict[str, Any]:
         "run_id": run.id,
         "title": f"{pair.name}: {m['features']['name']} features, {m['solver']['name']}",
         "pair": {"name": pair.name, **pair.describe()},
-        "map": {**describe_map(cache_map, directory, pair, prompt), "dtype": _name(subject.mapper.dtype)},
+        "map": {
+            **describe_map(cache_map, directory, pair, settings.plan, prompt),
+            "dtype": _name(subject.mapper.dtype),
+        },
         "verdict": vars(REPORTS[spec.kind].verdict(data)),
         "data": data,
         "provenance": {

@@ -70,7 +70,8 @@ def _evaluate(run: Path) -> Numbers:
     if results["kind"] == "full":
         # What decides stands for the whole.
         results = decisive(results["data"]["parts"], results["verdict"])["results"]
-    costs = {key: results["map"].get(key) for key in ("parameters", "flops_per_token", "share_of_prefill_flops")}
+    keys = ("parameters", "flops_per_token", "share_of_prefill_flops", "handoff_share_of_prefill_flops")
+    costs = {key: results["map"].get(key) for key in keys}
     return {**REPORTS[results["kind"]].swept(results["data"]), **costs}
 
 

@@ -17,7 +17,8 @@ from transformers.utils import logging as library_logging
 
 from kvxfer.errors import KvxferError
 from kvxfer.models.digests import cache_home
-from kvxfer.models.files import PACKAGED, find_gguf, folder_digest, packaged_digest
+from kvxfer.models.files import PACKAGED, find_gguf, folder_digest, healed_file, packaged_digest
+from kvxfer.models.hf.changes import read_changes
 from kvxfer.models.hf.complete import refuse_incomplete
 from kvxfer.models.remarks import remarks
 
@@ -51,7 +52,7 @@ def unpack(name: str, key: str) -> Path:
         raise KvxferError(f"{key}.model: {home} can't be written ({error.strerror}); set KVXFER_CACHE") from error
     try:
         with remarks("transformers") as said, no_bars():
-            _convert(file, work, f"{key}.model: {name!r}")
+            _convert(file, work, name, key)
         for remark in said:
             log.warning("%s: %s", name, remark)
         (work / _DIGEST).write_text(folder_digest(work, key), encoding="ascii")
@@ -77,14 +78,16 @@ def _intact(folder: Path, key: str) -> bool:
         return False
 
 
-def _convert(file: Path, folder: Path, name: str) -> None:
-    """Weights, config and tokenizer of a GGUF as a folder that loads like any other; ``name`` is for errors."""
+def _convert(file: Path, folder: Path, name: str, key: str) -> None:
+    """Weights, config and tokenizer of a GGUF, changed by healing, as a folder that loads like any other."""
     options = {"gguf_file": file.name, "dtype": torch.float32, "output_loading_info": True}
     if hasattr(transformers, "GgufConfig"):  # newer versions would leave the weights packed
         options["quantization_config"] = transformers.GgufConfig(dequantize=True)
     model, info = AutoModelForCausalLM.from_pretrained(file.parent, **options)
-    refuse_incomplete(info, name)
+    refuse_incomplete(info, f"{key}.model: {name!r}")
     model = model.float()
+    if (healed := healed_file(name)) is not None:
+        read_changes(healed, key).apply(model, key)
     model.config.__dict__.pop("quantization_config", None)
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
