@@ -173,4 +173,4 @@ def _check_fit(subject: Subject, asked: Asked) -> dict[str, Any] | None:
         ids = torch.tensor([prompt for prompt in prompts.values() if len(prompt) == length][:count])
     if len(ids) * (stop - first) < FEWEST_TOKENS:
         return None
-    return check_fit(pair, subject.mapper, subject.cache_map, subject.directory, plan, ids)
+    return check_fit(subject.transfer, subject.cache_map, subject.directory, ids)

@@ -5,23 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from kvxfer.maps.apply import Mapper
 from kvxfer.maps.blocks import KINDS, Output
-from kvxfer.maps.columns import read_source
-from kvxfer.maps.plan import Plan
 from kvxfer.models.kv import KV
-from kvxfer.models.pair import Pair
 
 _Content = Float[Tensor, "rows heads tokens dim"]
-
-
-@torch.inference_mode()
-def mapped_content(pair: Pair, mapper: Mapper, ids: Int[Tensor, "rows tokens"]) -> KV:
-    """What the map makes of the source's content of these tokens: the target's, in content space, float32."""
-    return mapper.map(pair.content("source", read_source(pair, ids, mapper.extras)), ids)
 
 
 @dataclass
@@ -88,13 +78,3 @@ class MappedErrors:
         for (layer, kind), errors in self.by_output.items():
             mine, theirs = (getattr(kv, kind)[layer][:, :, first:stop] for kv in (true, mapped))
             errors.add(mine, theirs)
-
-
-@torch.inference_mode()
-def content_errors(pair: Pair, mapper: Mapper, plan: Plan, ids: Int[Tensor, "rows tokens"]) -> MappedErrors:
-    """The errors of a map over the mapped tokens of some prompts, in one pass of both models."""
-    first, stop = plan.mapped_span(ids.shape[1])
-    head = ids[:, :stop]
-    errors = MappedErrors(mapper.layers)
-    errors.add(pair.content("target", pair.target.prefill(head)), mapped_content(pair, mapper, head), first, stop)
-    return errors

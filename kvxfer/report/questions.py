@@ -313,8 +313,12 @@ def _gates(data: Json) -> Table | None:
     """The gates, and the check of the fit where it was made."""
     rows = [(gate["name"], _small(gate["value"]), _small(gate["tolerance"]), gate["passed"]) for gate in data["gates"]]
     if rows and (check := data["fit_check"]):
-        drop, tolerated = number(check["worst"]["drop"]), setting(check["tolerated"])
-        rows.append(("fit: largest drop in R²", drop, tolerated, check["passed"]))
+        for name, value, key in (
+            ("largest", check["worst"]["ratio"], "tolerated"),
+            ("mean", check["mean"], "tolerated_mean"),
+        ):
+            within = value is not None and value <= check[key]
+            rows.append((f"fit: {name} ratio of unexplained variance", number(value, 2), setting(check[key]), within))
     said = [(*cells, "passed" if passed else "**failed**") for *cells, passed in rows]
     return Table(("Gate", "Value", "Tolerance", "Result"), said) if rows else None
 

@@ -244,14 +244,14 @@ def fit_warning(data: Mapping[str, Any]) -> str | None:
     check = data.get("fit_check")
     if not check or check["passed"]:
         return None
-    worst, below, outputs = check["worst"], len(check["below"]), len(check["outputs"])
-    here = "no finite R²" if worst["r2"] is None else f"R² {number(worst['r2'], 2)}"
-    others = (
-        "" if below == 1 else f" ({below} of {outputs} target layers and kinds lose more than {check['tolerated']:g})"
-    )
+    worst, beyond, outputs = check["worst"], len(check["beyond"]), len(check["outputs"])
+    r2 = "no finite R²" if worst["r2"] is None else f"R² {number(worst['r2'], 2)}"
+    more = "" if worst["ratio"] is None else f", {worst['ratio']:.1f} times as much left unexplained"
+    mean = "" if check["mean"] is None else f"; in the mean of all it is {check['mean']:.2f} times"
     return (
-        f"On this text layer {worst['layer']}'s {worst['kind']} have {here}; where the map was fitted it was "
-        f"{number(worst['recorded'], 2)}{others}: the map is damaged, or this text is far from its calibration."
+        f"On this text layer {worst['layer']}'s {worst['kind']} have {r2}; where the map was fitted it was "
+        f"{number(worst['recorded'], 2)}{more} ({beyond} of {outputs} target layers and kinds leave more than "
+        f"{check['tolerated']:g} times as much{mean}): the map is damaged, or this text is far from its calibration."
     )
 
 

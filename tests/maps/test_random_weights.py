@@ -13,11 +13,11 @@ from kvxfer.fitting.random_maps import random_map
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import CacheMap
 from kvxfer.maps.blocks import DESIGNS, KINDS
-from kvxfer.maps.content_errors import mapped_content
 from kvxfer.maps.random_weights import random_twin
 from kvxfer.models.pair import Pair
 from tests import random_maps
 from tests.benchmark_scripts import load_benchmark
+from tests.exact_maps import mapped_content
 
 HEADS = 2
 FORMS = ["full", "head_local", "low_rank", "trunks"]

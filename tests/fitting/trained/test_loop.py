@@ -19,9 +19,10 @@ from kvxfer.fitting.trained.networks import Network
 from kvxfer.fitting.trained.objective import Losses
 from kvxfer.fitting.trained.specs import MLP, Corrected, Residual
 from kvxfer.maps.apply import Mapper
-from kvxfer.maps.content_errors import MappedErrors, mapped_content
+from kvxfer.maps.content_errors import MappedErrors
 from kvxfer.models.kv import KV
 from kvxfer.models.pair import Pair
+from tests.exact_maps import mapped_content
 from tests.trainings import EXACT, SPEC, Told, base_map, fit, make_rows, training_rows
 
 TERMS = ("attention", "kl", "mse")
