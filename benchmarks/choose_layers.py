@@ -1,6 +1,6 @@
 """Which layers to leave out of a model, so that it makes a source for itself: those whose loss does least harm.
 
-    python benchmarks/choose_layers.py pair=smollm2_pruned corpus=pydoc --rows 8
+    python benchmarks/choose_layers.py pair=smollm2_mild corpus=pydoc --rows 8
 
 The pair's target is read, whole. One of layers 0 and 1 goes first (else the first caches of source and target would be
 equal by construction), then greedily those that cost the fewest nats on rows of the validation split, until at least

@@ -6,7 +6,7 @@ A double has the option's model classes, rotary type, ratio of query heads to KV
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -221,7 +221,7 @@ DOUBLES = {
     "ministral3_3b_14b": Double(_ministral3, Shape(2, 4, 96, tied=True), Shape(3, 4, 160), (26, 40)),
     "ministral3_8b_14b": Double(_ministral3, Shape(5, 4, 128), Shape(6, 4, 160), (34, 40)),
     "ministral8b_nemo12b": Double(_mistral, Shape(6, 4, 128), Shape(7, 4, 160), (36, 40)),
-    "smollm2_pruned": Double(_smollm2, SMOLLM2, SMOLLM2, (30, 30)),
+    "smollm2_healed": Double(_smollm2, replace(SMOLLM2, layers=24), SMOLLM2, (24, 30)),
     "smollm2_mild": Double(_smollm2, SMOLLM2, SMOLLM2, (30, 30)),
     "custom": Double(_qwen3, QWEN3["0.6b"], QWEN3["1.7b"], (28, 28)),
 }

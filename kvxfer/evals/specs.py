@@ -103,7 +103,7 @@ class PerplexitySpec(EvaluationSpec):
     """
 
     kind = "perplexity"
-    version = 2  # 1: first; 2: the same scored tokens at every length; raw copy; lengths from the map's calibration
+    version = 3  # 3: rows of one document each; no context, the ancestors' copy
 
     prefixes: tuple[int, ...] = ()
     scored: int = 64
@@ -129,7 +129,7 @@ class DiagnosticsSpec(EvaluationSpec):
     """
 
     kind = "diagnostics"
-    version = 2
+    version = 3  # 3: rows of one document each; predictions of what costs no map
 
     prefix: int | None = None
     scored: int = 64
@@ -272,7 +272,7 @@ def _digest(folder: Path) -> str:
 
 @dataclass(frozen=True)
 class BenchmarksSpec(EvaluationSpec):
-    """``eval=lm_eval``: tasks by the harness's names, each under four conditions on the same requests.
+    """``eval=lm_eval``: tasks by the harness's names, each under all conditions on the same requests.
 
     ``limit`` keeps the first samples of every task; ``num_fewshot`` overrides what tasks set, as the harness does;
     ``include_path`` is a folder of further tasks; ``seed`` draws few-shot examples and sampled answers.

@@ -68,7 +68,7 @@ def test_every_option_composes_and_becomes_settings(stage, group, option):
     assert name == (None if group in ("calibration", "logger") else option)
     if group == "pair":
         assert settings.pair.name == option
-        kinds = {"toy": "toy", "geometry": "toy", "smollm2_pruned": "pydoc", "smollm2_mild": "pydoc"}
+        kinds = {"toy": "toy", "geometry": "toy", "smollm2_healed": "stdlib", "smollm2_mild": "pydoc"}
         assert settings.corpus.kind == kinds.get(option, "hub")
         assert settings.calibration.features == DESIGNS[cfg.pair.features]
     if group == "pair" and stage != "calibrate":

@@ -30,6 +30,7 @@ from torch.nn.functional import kl_div, linear, log_softmax
 from kvxfer.files import unfinished, write_text
 from kvxfer.models.hf.changes import DOWN, SCALE, UP
 from kvxfer.models.hf.load import load_model
+from kvxfer.models.hf.model import LoadedModel
 from kvxfer.models.spec import ModelSpec
 from kvxfer.progress import progress
 from tools.healing.documents import documents, rows
@@ -124,12 +125,15 @@ def rate_at(recipe: Recipe, step: int) -> float:
     return recipe.rate * min(1.0, (step + 1) / recipe.warm_up) * falling
 
 
+def load(dropped: tuple[int, ...] = ()) -> LoadedModel:
+    """The model without some layers."""
+    return load_model(ModelSpec(BASE, drop_layers=dropped), "bfloat16", "cpu", "sdpa")
+
+
 def heal(recipe: Recipe, tokens: Int64[Tensor, "rows length"], kept: Path) -> dict[str, Tensor]:
     """The trained changes; ``kept`` is the checkpoint that a killed run goes on from."""
     torch.manual_seed(recipe.seed)
-    teacher = load_model(ModelSpec(BASE), "bfloat16", "cpu", "sdpa").lm.requires_grad_(False)
-    student = load_model(ModelSpec(BASE, drop_layers=recipe.dropped), "bfloat16", "cpu", "sdpa").lm
-    student.requires_grad_(False)
+    teacher, student = (load(dropped).lm.requires_grad_(False) for dropped in ((), recipe.dropped))
     trained = add_changes(student.base_model, recipe.rank)
     optimizer = torch.optim.AdamW(trained.values(), lr=recipe.rate, betas=(0.9, 0.98), weight_decay=0.0)
     done = _resume(kept, recipe, trained, optimizer)
@@ -182,8 +186,7 @@ def main() -> None:
     parser.add_argument("--dropped", type=int, nargs="+", default=list(Recipe.dropped))
     given = parser.parse_args()
     recipe = Recipe(tuple(sorted(given.dropped)), given.steps)
-    tokenizer = load_model(ModelSpec(BASE), "bfloat16", "cpu", "sdpa").tokenizer
-    found = documents(given.text, recipe.seed)
+    found, tokenizer = documents(given.text, recipe.seed), load().tokenizer
     tokens, keys = rows(found, tokenizer, recipe.steps * recipe.batch, recipe.length, recipe.document_tokens)
     print(f"{tokens.numel():,} tokens of {len(keys):,} documents")
     given.out.parent.mkdir(parents=True, exist_ok=True)
