@@ -137,7 +137,7 @@ class Full:
 
     needs_metric = False
 
-    def ranks(self, width: int) -> tuple[int, ...]:
+    def ranks(self, width: int, inputs: int | None = None) -> tuple[int, ...]:
         """The ranks to try for ``width`` output columns, ascending: none."""
         return ()
 
@@ -147,7 +147,8 @@ class Reduced:
     """Reduced-rank regression on the map's output (Izenman 1975), stored as two factors.
 
     Args:
-        r: an integer, a fraction of the output width (below 1), or ``auto`` (smallest without loss on validation).
+        r: an integer, a fraction of the output width (below 1), or ``auto``: the smallest without loss on validation
+            whose factors are smaller than the dense map, else that.
         metric: ``isotropic`` keeps the directions of most predicted variance, ``attention`` those that the output's
             metric weighs most.
     """
@@ -175,10 +176,17 @@ class Reduced:
         """Whether the output's metric decides which directions are kept."""
         return self.metric == "attention"
 
-    def ranks(self, width: int) -> tuple[int, ...]:
-        """The ranks to try for ``width`` output columns; the automatic choice may end at the width itself."""
+    def ranks(self, width: int, inputs: int | None = None) -> tuple[int, ...]:
+        """The ranks to try for ``width`` output columns; the automatic choice ends with the width itself.
+
+        Args:
+            inputs: how many columns are read, if it is known. The automatic choice then leaves out ranks whose two
+                factors would hold as many numbers as the dense map, which is the better map.
+        """
         if isinstance(self.r, str):
-            return tuple(sorted({max(1, round(share * width)) for share in AUTO_SHARES}))
+            shares = {max(1, round(share * width)) for share in AUTO_SHARES}
+            dense = math.inf if inputs is None else inputs * width
+            return tuple(r for r in sorted(shares) if r == width or r * ((inputs or 0) + width) < dense)
         rank = max(1, round(self.r * width)) if isinstance(self.r, float) else int(self.r or 0)
         if rank >= width:
             raise KvxferError(f"rank.r={self.r} must be below the {width} output columns: use rank=full instead")
