@@ -99,7 +99,7 @@ def _fit(settings: TrainSettings, run: Run, moments: Path, out: RunLogger) -> No
         "longest_context": calibration["longest_context"],
         "run_id": run.id,
         "calibration": moments.name,
-        "calibrated_on": {key: calibrated_on[key] for key in ("name", "length")},
+        "calibrated_on": {key: calibrated_on[key] for key in ("name", "length", "skip_first")},
         "kept_tokens": calibration["kept_tokens"]["fit"],
         "chosen": _chosen(fit),
     }
