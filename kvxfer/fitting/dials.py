@@ -24,7 +24,7 @@ AUTO_SHARES = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
 _OPTIONS = {
     "method": ("topk", "greedy", "all"),
     "selection": ("shared", "separate"),
-    "criterion": ("r2", "query", "attention"),
+    "criterion": ("r2", "query", "attention", "kl"),
     "k_per": ("pair", "layer"),
 }
 
@@ -136,6 +136,7 @@ class Full:
     name: str = "full"
 
     needs_metric = False
+    chooses = False
 
     def ranks(self, width: int, inputs: int | None = None) -> tuple[int, ...]:
         """The ranks to try for ``width`` output columns, ascending: none."""
@@ -176,6 +177,11 @@ class Reduced:
         """Whether the output's metric decides which directions are kept."""
         return self.metric == "attention"
 
+    @property
+    def chooses(self) -> bool:
+        """Whether the rank is chosen on the validation split."""
+        return isinstance(self.r, str)
+
     def ranks(self, width: int, inputs: int | None = None) -> tuple[int, ...]:
         """The ranks to try for ``width`` output columns; the automatic choice ends with the width itself.
 
@@ -210,8 +216,12 @@ class Dials:
         selection: ``shared`` (keys and values read the same layers) or ``separate``.
         selection_lam: λ of the fits that rank source layers, or ``auto``: every target layer has each source layer at
             its own best λ of ``LAM_GRID`` on the validation split.
-        criterion: what selection and automatic choices maximise: ``r2``, ``query`` (R² in the output's metric) or
-            ``attention`` (what is right of the attention's output on the probe).
+        criterion: what selection and automatic choices of k, λ, α and rank maximise: ``r2``, ``query`` (R² in the
+            output's metric) or ``attention`` (what is right of the attention's output on the probe). With ``kl`` k, λ
+            and rank, where they are automatic, are each one for the whole map, of the lowest next-token KL on a few
+            validation rows, which reads both models; all else is chosen by R².
+        centred: whether the metric of keys leaves the queries' mean out, wherever it is read (penalty, rank, criterion
+            and what is reported).
         pool: how many of the best single layers greedy selection considers.
         features: the design.
         penalty: how the map shrinks.
@@ -223,6 +233,7 @@ class Dials:
     selection: str = "shared"
     selection_lam: float | str = 1e-3
     criterion: str = "r2"
+    centred: bool = False
     pool: int = 6
     k_per: str = field(default="pair", metadata={"id": lambda dials: dials.k_per if dials.chooses_k else None})
     features: Features = DESIGNS["same"]
@@ -263,6 +274,11 @@ class Dials:
     def needs_probe(self) -> bool:
         """Whether the criterion is measured on the probe."""
         return self.criterion == "attention"
+
+    @property
+    def needs_models(self) -> bool:
+        """Whether a choice is made by ``splits.divergence``."""
+        return self.criterion == "kl" and (self.chooses_k or isinstance(self.penalty.lam, str) or self.rank.chooses)
 
     @property
     def needs_weights(self) -> bool:
