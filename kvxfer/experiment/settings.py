@@ -322,8 +322,12 @@ def evaluate(
     plan = built(Plan, vars(conf.plan), "plan")
     if conf.map_dtype not in MAP_DTYPES:
         raise KvxferError(f"map_dtype={conf.map_dtype!r} is none of {', '.join(MAP_DTYPES)}")
+    training = _training(conf)
+    if conf.map is None and not training["pair"].random_weights:
+        # A map that is named says itself what it has seen; of the config's own it is known before it is made.
+        plan.require_seen(training["corpus"].skip_first)
     return EvaluateSettings(
-        **_training(conf),
+        **training,
         plan=plan,
         eval=spec,
         map=conf.map,

@@ -24,7 +24,7 @@ AUTO_SHARES = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
 _OPTIONS = {
     "method": ("topk", "greedy", "all"),
     "selection": ("shared", "separate"),
-    "criterion": ("r2", "query", "attention"),
+    "criterion": ("r2", "query", "attention", "kl"),
     "k_per": ("pair", "layer"),
 }
 
@@ -136,8 +136,9 @@ class Full:
     name: str = "full"
 
     needs_metric = False
+    chooses = False
 
-    def ranks(self, width: int) -> tuple[int, ...]:
+    def ranks(self, width: int, inputs: int | None = None) -> tuple[int, ...]:
         """The ranks to try for ``width`` output columns, ascending: none."""
         return ()
 
@@ -147,7 +148,8 @@ class Reduced:
     """Reduced-rank regression on the map's output (Izenman 1975), stored as two factors.
 
     Args:
-        r: an integer, a fraction of the output width (below 1), or ``auto`` (smallest without loss on validation).
+        r: an integer, a fraction of the output width (below 1), or ``auto``: the smallest without loss on validation
+            whose factors are smaller than the dense map, else that.
         metric: ``isotropic`` keeps the directions of most predicted variance, ``attention`` those that the output's
             metric weighs most.
     """
@@ -175,10 +177,22 @@ class Reduced:
         """Whether the output's metric decides which directions are kept."""
         return self.metric == "attention"
 
-    def ranks(self, width: int) -> tuple[int, ...]:
-        """The ranks to try for ``width`` output columns; the automatic choice may end at the width itself."""
+    @property
+    def chooses(self) -> bool:
+        """Whether the rank is chosen on the validation split."""
+        return isinstance(self.r, str)
+
+    def ranks(self, width: int, inputs: int | None = None) -> tuple[int, ...]:
+        """The ranks to try for ``width`` output columns; the automatic choice ends with the width itself.
+
+        Args:
+            inputs: how many columns are read, if it is known. The automatic choice then leaves out ranks whose two
+                factors would hold as many numbers as the dense map, which is the better map.
+        """
         if isinstance(self.r, str):
-            return tuple(sorted({max(1, round(share * width)) for share in AUTO_SHARES}))
+            shares = {max(1, round(share * width)) for share in AUTO_SHARES}
+            dense = math.inf if inputs is None else inputs * width
+            return tuple(r for r in sorted(shares) if r == width or r * ((inputs or 0) + width) < dense)
         rank = max(1, round(self.r * width)) if isinstance(self.r, float) else int(self.r or 0)
         if rank >= width:
             raise KvxferError(f"rank.r={self.r} must be below the {width} output columns: use rank=full instead")
@@ -202,8 +216,12 @@ class Dials:
         selection: ``shared`` (keys and values read the same layers) or ``separate``.
         selection_lam: λ of the fits that rank source layers, or ``auto``: every target layer has each source layer at
             its own best λ of ``LAM_GRID`` on the validation split.
-        criterion: what selection and automatic choices maximise: ``r2``, ``query`` (R² in the output's metric) or
-            ``attention`` (what is right of the attention's output on the probe).
+        criterion: what selection and automatic choices of k, λ, α and rank maximise: ``r2``, ``query`` (R² in the
+            output's metric) or ``attention`` (what is right of the attention's output on the probe). With ``kl`` k, λ
+            and rank, where they are automatic, are each one for the whole map, of the lowest next-token KL on a few
+            validation rows, which reads both models; all else is chosen by R².
+        centred: whether the metric of keys leaves the queries' mean out, wherever it is read (penalty, rank, criterion
+            and what is reported).
         pool: how many of the best single layers greedy selection considers.
         features: the design.
         penalty: how the map shrinks.
@@ -215,6 +233,7 @@ class Dials:
     selection: str = "shared"
     selection_lam: float | str = 1e-3
     criterion: str = "r2"
+    centred: bool = False
     pool: int = 6
     k_per: str = field(default="pair", metadata={"id": lambda dials: dials.k_per if dials.chooses_k else None})
     features: Features = DESIGNS["same"]
@@ -255,6 +274,11 @@ class Dials:
     def needs_probe(self) -> bool:
         """Whether the criterion is measured on the probe."""
         return self.criterion == "attention"
+
+    @property
+    def needs_models(self) -> bool:
+        """Whether a choice is made by ``splits.divergence``."""
+        return self.criterion == "kl" and (self.chooses_k or isinstance(self.penalty.lam, str) or self.rank.chooses)
 
     @property
     def needs_weights(self) -> bool:

@@ -135,6 +135,11 @@ class CacheMap:
         return next(iter(self.layers.values())).bias.numel()
 
     @property
+    def skip_first(self) -> int:
+        """First tokens of a row that the map was not fitted on; 0 where its manifest does not say."""
+        return int(self.manifest.get("calibrated_on", {}).get("skip_first", 0))
+
+    @property
     def hash(self) -> str:
         """The map's name: the SHA-256 of its manifest, which holds that of its tensors."""
         return _digest(self.manifest)

@@ -39,5 +39,18 @@ class Plan:
             )
         return min(self.exact_first, stop), stop
 
+    def require_seen(self, skip_first: int) -> None:
+        """Refuse to map first tokens that a map has never seen, which are outliers where attention parks on them.
+
+        Args:
+            skip_first: how many first tokens of a row the map's moments and training left out.
+        """
+        if self.exact_first < skip_first:
+            raise KvxferError(
+                f"plan.exact_first={self.exact_first} (plan={self.name}) maps first tokens that the map never saw: "
+                f"it was calibrated with corpus.skip_first={skip_first}; set plan.exact_first={skip_first} or more, or "
+                f"calibrate and train a map that has seen them with corpus.skip_first={self.exact_first}"
+            )
+
     def holding_back(self, tokens: int) -> Plan:
         return replace(self, hold_back=tokens)

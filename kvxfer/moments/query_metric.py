@@ -1,9 +1,9 @@
 """Output metrics: which errors of a key or value matter to the target's attention.
 
-A key error e at distance δ from a query q changes the score by q' R(-δ) e, so its square is e' R(δ) C R(-δ) e with C
-the queries' covariance. The metric of keys averages that full matrix over log-spaced distances, C centred and pooled
-over the query heads that share a KV head. A value error passes the output projection: its metric is the Gram of those
-heads' slices of W_O.
+A key error e at distance δ from a query q changes the score by q' R(-δ) e, so its mean square is e' R(δ) C R(-δ) e with
+C = E[qq'], the queries' second moment. The metric of keys averages that full matrix over log-spaced distances, C pooled
+over the query heads that share a KV head. Centred, C is the queries' covariance: as if their mean changed no score. A
+value error passes the output projection: its metric is the Gram of those heads' slices of W_O.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class Metrics:
     by_output: dict[Output, Metric]
 
     @staticmethod
-    def load(path: Path) -> Metrics:
-        """The metrics of a calibration's raw statistics."""
+    def load(path: Path, centred: bool = False) -> Metrics:
+        """The metrics of a calibration's raw statistics; ``centred`` leaves the queries' mean out of those of keys."""
         if not path.is_file():
             raise KvxferError(f"{path} is missing: this calibration kept no metrics; set calibration.metrics=true")
         raw = read_tensors(path)
@@ -77,7 +77,8 @@ class Metrics:
         vars(queries).update({name: raw[name] for name in vars(queries)})
         found = {}
         for layer, values in enumerate(raw["values"]):
-            averaged = average_over_distances(queries.covariance(layer), raw["cos"], raw["sin"])
+            moment = queries.covariance(layer) if centred else queries.second_moment(layer)
+            averaged = average_over_distances(moment, raw["cos"], raw["sin"])
             found[layer, "keys"], found[layer, "values"] = Metric.of(averaged), Metric.of(values)
         return Metrics(found)
 
@@ -104,16 +105,16 @@ def merge_metrics(shares: list[Path], path: Path) -> None:
 
 
 def average_over_distances(
-    covariance: Float[Tensor, "heads dim dim"],
+    moment: Float[Tensor, "heads dim dim"],
     cos: Float[Tensor, "distances rotary_dim"],
     sin: Float[Tensor, "distances rotary_dim"],
 ) -> Float[Tensor, "heads dim dim"]:
     """The mean of R(δ) C R(-δ) over the distances whose cos and sin are given."""
-    heads, dim = covariance.shape[0], covariance.shape[-1]
-    total = torch.zeros_like(covariance, dtype=torch.float64)
+    heads, dim = moment.shape[0], moment.shape[-1]
+    total = torch.zeros_like(moment, dtype=torch.float64)
     for c, s in zip(cos, sin, strict=True):
         angles = (c.expand(dim, -1), s.expand(dim, -1))
-        rows = rope.restore(covariance.float().view(1, heads, dim, dim), *angles)
+        rows = rope.restore(moment.float().view(1, heads, dim, dim), *angles)
         total += rope.restore(rows.mT.contiguous(), *angles)[0].mT.double()
     return total / len(cos)
 
@@ -125,7 +126,7 @@ def distances(longest: int) -> list[int]:
 
 
 class QueryMoments:
-    """Centred second moments of a target's content queries, pooled over the query heads of each KV head.
+    """First and second moments of a target's content queries, pooled over the query heads of each KV head.
 
     Its attributes are tensors, and are its state.
     """
@@ -154,6 +155,11 @@ class QueryMoments:
             self.square[layer] += second + cross + cross.mT + count * mean[..., :, None] * mean[..., None, :]
         self.count += count
 
+    def second_moment(self, layer: int) -> Float[Tensor, "heads dim dim"]:
+        """E[qq']."""
+        return self.square[layer] / self.count
+
     def covariance(self, layer: int) -> Float[Tensor, "heads dim dim"]:
+        """E[qq'] less the mean's part."""
         mean = self.sum[layer] / self.count
-        return self.square[layer] / self.count - mean[..., :, None] * mean[..., None, :]
+        return self.second_moment(layer) - mean[..., :, None] * mean[..., None, :]

@@ -28,8 +28,9 @@ def tried(curves: Mapping[str, Any]) -> dict[str, dict[str, Curve]]:
     """Score by value of every output, for each dial that had a choice; the best over the other dials of the penalty.
 
     Args:
-        curves: those of a fit: ``penalty`` (per output: λ, α, score), ``rank`` (per output: rank, score), and ``k`` or
-            ``k_outputs`` (per output) or ``k_candidates`` (per solver that ``auto`` tried).
+        curves: those of a fit: ``penalty`` (per output: λ, α, score), ``rank`` (per output: rank, score), ``k`` or
+            ``k_outputs`` (per output) or ``k_candidates`` (per solver that ``auto`` tried), and ``kl`` (per dial:
+            value, nats) where next-token KL decided.
     """
     found: dict[str, dict[str, Curve]] = {}
     for dial, place in (("lam", 0), ("alpha", 1)):
@@ -49,6 +50,8 @@ def tried(curves: Mapping[str, Any]) -> dict[str, dict[str, Curve]]:
             "weighted (tokens weighed)" if name == "weighted" else name: {k: score for k, score in points}
             for name, points in curves["k_candidates"].items()
         }
+    for dial, points in curves.get("kl", {}).items():
+        found[dial] = {"KL, the less the better": {value: kl for value, kl in points}}
     return {dial: lines for dial, lines in found.items() if any(len(curve) > 1 for curve in lines.values())}
 
 

@@ -123,6 +123,7 @@ def test_a_trained_map_is_a_run_like_any_other(outputs: Path, tiny: list[str], l
     for key in ("pair", "calibration", "kept_tokens", "penalty", "rank", "features"):
         assert made.manifest[key] == under.manifest[key]
     assert made.manifest["training"]["rows"] == 6
+    assert made.manifest["calibrated_on"] == {"name": "toy", "length": 48, "skip_first": 0}
     assert made.manifest["training"]["rows_sha256"] == call.rows.training.digest
     assert set(recorded_r2(path).values()) == {0.5}
     assert set(recorded_r2(path)) == set(made.layers)
@@ -147,6 +148,8 @@ def test_a_base_may_be_named_and_is_then_the_same_question(
     for name in (base.name, str(base)):
         assert run("train", outputs, *tiny, *other, f"solver.base_map={name}") == built
     assert len(loop) == 1
+    less = run("train", outputs, *tiny, "solver=corrected", f"solver.base_map={base}", "corpus.skip_first=2")
+    assert (CacheMap.load(less).skip_first, CacheMap.load(base).skip_first) == (2, 0)
     with pytest.raises(KvxferError, match=r"solver\.base_map=nope is no directory and no run in"):
         run("train", outputs, *tiny, "solver=corrected", "solver.base_map=nope")
     with pytest.raises(KvxferError, match=r"the base .*: the map was fitted with pair\.direction"):

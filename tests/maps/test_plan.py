@@ -32,6 +32,13 @@ def test_wrong_values_are_named(options: dict[str, int], key: str) -> None:
         Plan(**options)
 
 
+def test_what_a_map_has_never_seen_is_not_mapped() -> None:
+    for first, skipped in ((0, 0), (4, 0), (4, 4)):
+        Plan(exact_first=first).require_seen(skipped)
+    with pytest.raises(KvxferError, match=r"plan\.exact_first=3 \(plan=sinks\) .*corpus\.skip_first=4"):
+        Plan(exact_first=3).require_seen(4)
+
+
 def test_variants_change_one_thing() -> None:
     plan = Plan(exact_first=7, hold_back=3)
     assert plan.holding_back(9) == Plan("sinks", 7, 9)

@@ -72,7 +72,7 @@ def test_distances_are_spread_from_one_to_the_longest() -> None:
     assert spread == sorted(set(spread))
 
 
-def test_queries_are_centred_and_pooled_over_the_heads_that_share() -> None:
+def test_queries_are_pooled_over_the_heads_that_share() -> None:
     queries = torch.randn(3, 6, 20, DIM, generator=torch.Generator().manual_seed(0)) + 50
     moments = QueryMoments(1, HEADS, DIM)
     for part in queries.split(2):
@@ -81,6 +81,7 @@ def test_queries_are_centred_and_pooled_over_the_heads_that_share() -> None:
         rows = queries[:, 3 * head : 3 * head + 3].transpose(0, 1).reshape(-1, DIM).double()
         assert int(moments.count) == len(rows)
         assert torch.allclose(moments.covariance(0)[head], torch.cov(rows.T, correction=0), atol=1e-6)
+        assert torch.allclose(moments.second_moment(0)[head], rows.T @ rows / len(rows), rtol=1e-12)
 
 
 @pytest.mark.parametrize("scale", [1e-8, 1.0, 1e8])
@@ -121,6 +122,21 @@ def test_calibration_keeps_the_metrics_of_the_fit_rows(tiny_pair: Pair, settings
         own = [projection[:, 32 * q : 32 * q + 32] for q in range(3 * head, 3 * head + 3)]
         gram = sum(part.T @ part for part in own)
         assert torch.allclose(raw["values"][1, head], gram, atol=1e-5)
+
+
+def test_the_queries_mean_counts_unless_they_are_centred(settings_of: Any) -> None:
+    """It changes scores as any other part of a query does; the metric of values knows no queries."""
+    path = calibrate(settings_of())
+    raw = load_file(path / METRICS)
+    for centred in (False, True):
+        metrics = load_splits(path, centred).metrics
+        assert metrics is not None
+        mean = raw["sum"][1] / raw["count"]
+        moment = raw["square"][1] / raw["count"] - centred * mean[:, :, None] * mean[:, None]
+        expected = Metric.of(average_over_distances(moment, raw["cos"], raw["sin"]))
+        assert torch.allclose(metrics.by_output[1, "keys"].matrix, expected.matrix, atol=1e-9)
+        assert torch.equal(metrics.by_output[1, "values"].matrix, Metric.of(raw["values"][1]).matrix)
+    assert float(mean.square().sum() / raw["square"][1].diagonal(dim1=1, dim2=2).sum() * raw["count"]) > 0.01
 
 
 def test_without_metrics_none_are_kept(settings_of: Any) -> None:

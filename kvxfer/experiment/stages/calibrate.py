@@ -55,10 +55,14 @@ def calibration_id(settings: CalibrateSettings, shard: bool = False) -> str:
     return run_id("calibrate", settings.calibration_config(shard), {})
 
 
-def load_splits(directory: Path) -> Splits:
-    """The moments of a finished calibration, and its metrics, probe and weighted moments if it kept any."""
+def load_splits(directory: Path, centred: bool = False) -> Splits:
+    """The moments of a finished calibration, and its metrics, probe and weighted moments if it kept any.
+
+    Args:
+        centred: of the metrics (``Metrics.load``).
+    """
     fit, validation, held_out = (Moments.load(directory / f"{split}.safetensors") for split in CALIBRATION_SPLITS)
-    metrics = Metrics.load(directory / METRICS) if (directory / METRICS).is_file() else None
+    metrics = Metrics.load(directory / METRICS, centred) if (directory / METRICS).is_file() else None
     random = load_random(fit.layout, directory / RANDOM_FILE)
     probe = Probe.load(directory / PROBE, random) if (directory / PROBE).is_file() else None
     weighted = None

@@ -83,10 +83,11 @@ def evaluate(settings: EvaluateSettings, show: bool = True, load: Load = load_pa
     """
     refuse_random(settings)
     directory, spec = find_map(settings), settings.eval
+    cache_map = CacheMap.load(directory)
+    settings.plan.require_seen(cache_map.skip_first)
     if isinstance(spec, FullSpec):
         # All parts ask the same pair; it is let go with the last of them.
         return full(settings, spec, directory, partial(evaluate, show=False, load=lru_cache(1)(load)), show)
-    cache_map = CacheMap.load(directory)
     scene = Scene(settings, spec, cache_map, directory, find_reverse(settings, spec))
     config = {**settings.question(), "map_dtype": settings.map_dtype}
     config["domains"] = [settings.read(each) for each in settings.domains]
@@ -94,7 +95,9 @@ def evaluate(settings: EvaluateSettings, show: bool = True, load: Load = load_pa
         config["machine"] = machine(resolve_device(settings.pair.device))
     inputs = {"train": cache_map.hash}
     if scene.reverse is not None:
-        inputs["reverse"] = CacheMap.load(scene.reverse).hash
+        reverse = CacheMap.load(scene.reverse)
+        settings.plan.require_seen(reverse.skip_first)
+        inputs["reverse"] = reverse.hash
     with open_run(settings.outputs, "evaluate", config, inputs, settings.force) as run:
         if run.done:
             log.info("evaluation %s is there already", run.id)

@@ -1,26 +1,32 @@
-"""``train.py`` where the solver is a closed form: a map from moments, with no model in memory."""
+"""``train.py`` where the solver is a closed form: a map from moments; models are in memory only to judge."""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from kvxfer.errors import KvxferError, files_of
 from kvxfer.experiment.loggers import RunLogger, open_logger
+from kvxfer.experiment.pins import refuse_changed
 from kvxfer.experiment.runs import Run, finished, open_run, run_id
 from kvxfer.experiment.settings import TrainSettings
 from kvxfer.experiment.stages.calibrate import REPORT, calibrate, calibration_id, load_splits
 from kvxfer.experiment.stages.describing import log_map
 from kvxfer.files import RECORD, read_json, write_json
 from kvxfer.fitting.closed import Fit, Splits
+from kvxfer.fitting.divergence import ROWS, Divergence
 from kvxfer.maps.artifact import DIAGNOSTICS, SELECTION, CacheMap
-from kvxfer.maps.blocks import KINDS
+from kvxfer.maps.blocks import KINDS, Block
+from kvxfer.maps.random_features import RandomFeatures
+from kvxfer.models.pair import load_pair
 from kvxfer.moments.random_file import RANDOM_FILE, load_random
 from kvxfer.progress import progress
 from kvxfer.report.fit_figures import curves_figure, r2_heatmap
+from kvxfer.text.corpus import load_rows
 
 log = logging.getLogger("kvxfer")
 
@@ -87,8 +93,10 @@ def find_calibration(settings: TrainSettings) -> Path:
 
 
 def _fit(settings: TrainSettings, run: Run, moments: Path, out: RunLogger) -> None:
-    splits = load_splits(moments)
+    splits = load_splits(moments, settings.solver.centred)
     random = load_random(splits.fit.layout, moments / RANDOM_FILE)
+    if settings.solver.needs_models:
+        splits = replace(splits, divergence=_divergence(settings, splits.fit.layout.blocks, random))
     calibration, calibrated_on = read_json(moments / REPORT), read_json(moments / RECORD)["config"]["corpus"]
     with progress("fit", settings.solver.steps(splits.fit), "fits") as advance:
         fit = settings.solver.fit(splits, lambda: advance(1))
@@ -99,7 +107,7 @@ def _fit(settings: TrainSettings, run: Run, moments: Path, out: RunLogger) -> No
         "longest_context": calibration["longest_context"],
         "run_id": run.id,
         "calibration": moments.name,
-        "calibrated_on": {key: calibrated_on[key] for key in ("name", "length")},
+        "calibrated_on": {key: calibrated_on[key] for key in ("name", "length", "skip_first")},
         "kept_tokens": calibration["kept_tokens"]["fit"],
         "chosen": _chosen(fit),
     }
@@ -115,6 +123,14 @@ def _fit(settings: TrainSettings, run: Run, moments: Path, out: RunLogger) -> No
     r2_heatmap(selection, run.work / HEATMAP)
     curves_figure(fit.curves, run.work / CURVES)
     _log(out, run.work, fit, fitted)
+
+
+def _divergence(settings: TrainSettings, blocks: Sequence[Block], random: RandomFeatures | None) -> Divergence:
+    """What a map's next-token KL is measured by: both models, and the first validation rows."""
+    pair, corpus = load_pair(settings.pinned), settings.corpus
+    refuse_changed(settings.pair_identity, pair.describe())
+    rows = load_rows(corpus, pair.tokenizer, "validation", min(ROWS, corpus.rows.validation))
+    return Divergence(pair, blocks, rows.tokens, corpus.skip_first, random, settings.calibration.batch_size)
 
 
 def _chosen(fit: Fit) -> dict[str, Any]:

@@ -187,6 +187,11 @@ def _train(settings: TrainSettings, run: Run, base: Base, out: RunLogger) -> Non
     texts = {"rows": len(rows.training), "rows_sha256": rows.training.digest, "corpus": settings.corpus.name}
     manifest = {
         **{key: base.map.manifest[key] for key in _FROM_BASE if key in base.map.manifest},
+        # What either has not seen, the map has not.
+        "calibrated_on": {
+            **base.map.manifest.get("calibrated_on", {}),
+            "skip_first": max(base.map.skip_first, settings.corpus.skip_first),
+        },
         **settings.solver_config,
         "run_id": run.id,
         "base": {"run": base.directory.name, "sha256": base.map.hash},

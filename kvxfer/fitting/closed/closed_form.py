@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvxfer.fitting.closed.attention import map_scores
+from kvxfer.fitting.closed.by_kl import fit_by_kl, steps_by_kl
 from kvxfer.fitting.closed.engine import Engine, sharing
 from kvxfer.fitting.closed.selection import (
     Selection,
     check_k,
     choose_greedily,
     choose_top_k,
+    counts,
     ranked,
     single_layer_scores,
 )
@@ -27,10 +29,14 @@ class ClosedForm(Form):
     """A solver that is one closed form."""
 
     def steps(self, moments: Moments) -> int:
+        if self.needs_models:
+            return steps_by_kl(self, moments)
         return len(moments.layout.source_layers) * len(KINDS) + len(moments.layout.outputs)
 
     def fit(self, splits: Splits, advance: Callable[[], None] = lambda: None) -> Fit:
         """Choose source layers, then solve each distinct design once for all outputs that share it."""
+        if self.criterion == "kl":
+            return fit_by_kl(self, splits, advance)
         engine = Engine(self, splits)
         candidates = splits.fit.layout.source_layers
         scores = single_layer_scores(engine.quick_score, candidates, advance)
@@ -69,7 +75,7 @@ class ClosedForm(Form):
     ) -> tuple[dict[Output, tuple[int, ...]], dict[str, Any]]:
         """The source layers at the k whose maps score best on validation, and the whole curve or curves."""
         choices, scores, most = {}, {}, _fewest(order)
-        for k in sorted({min(2**power, most) for power in range(most.bit_length() + 1)}):
+        for k in counts(most):
             choices[k] = self._choose(engine, order, k, candidates)
             scores[k] = {
                 output: record["validation"]

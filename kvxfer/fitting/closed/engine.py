@@ -170,7 +170,7 @@ class Engine:
         pieces = [weight[part.features][:, part.columns] for part in design.parts]
         nothing = torch.zeros_like(weight[0])
         layer = LinearLayer(design.blocks, torch.stack(pieces), nothing)
-        tried = self.solver.rank.ranks(inner)
+        tried = self.solver.rank.ranks(inner, len(pieces[0]))
         if not tried:
             return layer, {"rank": inner, "rank_curve": []}
         metric = None

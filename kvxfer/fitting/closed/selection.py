@@ -89,6 +89,11 @@ def check_k(k: int, candidates: list[int], kept: int | None = None) -> None:
         raise KvxferError(f"solver.k={k} must be from 1 to {len(candidates)}, the source layers that were calibrated")
 
 
+def counts(most: int) -> list[int]:
+    """How many source layers are tried where that is to be chosen: 1, 2, 4, ... and all that there are."""
+    return sorted({min(2**power, most) for power in range(most.bit_length() + 1)})
+
+
 def choose_top_k(order: dict[Output, list[int]], k: int) -> dict[Output, tuple[int, ...]]:
     return {output: tuple(sorted(layers[:k])) for output, layers in order.items()}
 

@@ -23,7 +23,8 @@ from kvxfer.moments.query_metric import Metrics
 class Splits:
     """Moments of the three calibration splits: fit on the first, choose on the second, report on the third.
 
-    ``weighted`` gives those of a split whose tokens are weighed by a target layer's attention.
+    ``weighted`` gives those of a split whose tokens are weighed by a target layer's attention, ``divergence`` the
+    next-token KL of a map's layers in nats per token, where the models are at hand.
     """
 
     fit: Moments
@@ -32,6 +33,7 @@ class Splits:
     metrics: Metrics | None = None
     probe: Probe | None = None
     weighted: Callable[[str, int], Moments] | None = None
+    divergence: Callable[[dict[Output, LinearLayer]], float] | None = None
 
     def moments(self, split: str, outputs: list[Output]) -> Moments:
         """The moments that some outputs are fitted, chosen or reported on, without weights."""

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from kvxfer.fitting.closed import Fit, Ridge, Splits
-from kvxfer.fitting.dials import Isotropic
+from kvxfer.fitting.closed.engine import AUTO_LOSS
+from kvxfer.fitting.dials import LAM_GRID, Isotropic, Reduced
 from kvxfer.maps.blocks import DESIGNS, KINDS, Block
 from kvxfer.report.fit_figures import tried
 from tests.samples import Samples, make_samples, make_splits
@@ -102,3 +103,26 @@ def test_the_attention_criterion_chooses_lam_by_the_probe() -> None:
             assert curve[lam] == pytest.approx(records[n]["attention_score"], abs=1e-5)
         assert record["validation"] == pytest.approx(max(curve.values()), abs=1e-6)
         assert record["attention_score"] == pytest.approx(record["validation"], abs=1e-5)
+
+
+@pytest.mark.parametrize("criterion", ["r2", "query", "attention"])
+def test_lam_k_and_rank_all_follow_the_criterion(criterion: str) -> None:
+    """What was chosen does best, or well enough, by the score that the criterion gives to fits at each value."""
+    splits = make_splits(make_samples(BOTH, tokens=120, mean=3.0))
+
+    def scores(**options: Any) -> dict[tuple[int, str], float]:
+        return {
+            (d["layer"], d["kind"]): d["validation"] for d in fit(splits, criterion=criterion, **options).diagnostics
+        }
+
+    by_lam = {lam: scores(penalty=Isotropic(lam)) for lam in LAM_GRID}
+    for record in fit(splits, criterion=criterion, penalty=Isotropic("auto")).diagnostics:
+        own = {lam: found[record["layer"], record["kind"]] for lam, found in by_lam.items()}
+        assert own[record["lam"]] == pytest.approx(max(own.values()), abs=1e-6)
+    by_k = {k: sum(scores(k=k).values()) for k in (1, 2, 3)}
+    chosen = fit(splits, criterion=criterion, k="auto").selection.chosen
+    assert {len(layers) for layers in chosen.values()} == {max(by_k, key=lambda k: by_k[k])}
+    by_rank = {r: scores(rank=Reduced(r)) for r in (1, 2, 3, 4)} | {6: scores()}
+    for record in fit(splits, criterion=criterion, rank=Reduced("auto")).diagnostics:
+        own = {r: found[record["layer"], record["kind"]] for r, found in by_rank.items()}
+        assert record["rank"] == next(r for r, score in own.items() if score >= own[6] - AUTO_LOSS)

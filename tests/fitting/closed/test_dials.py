@@ -189,6 +189,29 @@ def test_auto_rank_may_stay_whole() -> None:
     assert any(layer.right is None for layer in found.layers.values())
 
 
+@pytest.mark.parametrize("solver", [Ridge, HeadLocal])
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_auto_rank_never_stores_more_than_the_dense_map(solver: Any, k: int) -> None:
+    """``same`` with k = 1 reads as many columns as it gives: factors of half the width or more are no gain."""
+    samples = low_rank(5)
+    for features in (DESIGNS["same"], BOTH):
+        splits = make_splits(samples)
+        dense = fit(splits, solver, k=k, features=features)
+        for output, layer in fit(splits, solver, k=k, features=features, rank=Reduced("auto")).layers.items():
+            if layer.right is None:
+                assert torch.equal(layer.weight, dense.layers[output].weight)
+            else:
+                assert layer.parameters < dense.layers[output].parameters
+
+
+def test_auto_rank_leaves_out_what_would_be_larger() -> None:
+    assert Reduced("auto").ranks(64) == (8, 16, 24, 32, 40, 48, 56, 64)
+    assert Reduced("auto").ranks(64, inputs=64) == (8, 16, 24, 64)
+    assert Reduced("auto").ranks(64, inputs=512) == (8, 16, 24, 32, 40, 48, 56, 64)
+    assert Reduced("auto").ranks(64, inputs=1) == (64,)
+    assert Reduced(60).ranks(64, inputs=64) == (60,)
+
+
 @pytest.mark.parametrize("scale", [0.0, 0.05])
 def test_metric_r2_of_moments_is_that_of_samples(scale: float) -> None:
     samples = make_samples(BOTH, mean=20.0)
