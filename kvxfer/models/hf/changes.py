@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from kvxfer.errors import files_of
+from kvxfer.errors import KvxferError
 from kvxfer.models.hf.pruning import prune_model
+from kvxfer.models.hub import first_line
 
 DOWN, UP, SCALE = "down", "up", "scale"
 """A linear layer's weight becomes ``weight + up @ down``, a norm's ``weight * (1 + scale)``."""
@@ -43,6 +44,9 @@ class Changes:
 
 def read_changes(file: Path, key: str) -> Changes:
     """The changes of a file that ``tools.healing`` wrote; ``key`` names the setting in errors."""
-    with files_of(f"{key}.model", file), safe_open(file, "pt") as opened:
-        about = json.loads(opened.metadata()["healing"])
-        return Changes(tuple(about["dropped"]), {name: opened.get_tensor(name) for name in sorted(opened.keys())})
+    try:
+        with safe_open(file, "pt") as opened:
+            about = json.loads(opened.metadata()["healing"])
+            return Changes(tuple(about["dropped"]), {name: opened.get_tensor(name) for name in sorted(opened.keys())})
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        raise KvxferError(f"{key}.model: {file} can't be read ({first_line(error)}); install kvxfer again") from error

