@@ -87,8 +87,12 @@ def test_every_condition_equals_a_plain_loop(subject, data):
         mapped = pair.rotated("target", subject.mapper.map(pair.content("source", pair.source.prefill(head))))
         cache = KV.join([pair.target.prefill(head[:, :3]), mapped.span(3, mapped.tokens)])
         assert record["nats"]["mapped"] == pytest.approx(one_by_one(pair.target, cache, tail, item.answer), rel=1e-4)
-        zeroed = one_by_one(pair.target, cache.zeros(), tail, item.answer)
+        zeros = KV.join([cache.span(0, 3), cache.zeros().span(3, cache.tokens)])
+        zeroed = one_by_one(pair.target, zeros, tail, item.answer)
         assert record["nats"]["floor"] == pytest.approx(zeroed, rel=1e-4)
+        bare = torch.tensor([[item.prompt[0], *tail, *item.answer]])
+        expected = nats(pair.target.logits(bare)[0, -SCORED - 1 : -1], item.answer)
+        assert record["nats"]["no_context"] == pytest.approx(expected, rel=1e-4)
         total = sum(each["nats"]["mapped"] for each in point["items"])
         assert point["conditions"]["mapped"]["perplexity"] == pytest.approx(np.exp(total / (3 * SCORED)))
 
