@@ -8,7 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from tools.collect import SCHEMA
+
 ITEMS, PER_DOCUMENT, TOKENS = 80, 2, 2
+HELD_BACK = 0.04
+"""What the target computes itself in a handoff, as a share of its prefill."""
+
 LEVELS = {"ceiling": 1.0, "source": 2.0, "no_context": 3.5, "identity": 1.0, "floor": 5.0, "raw_copy": 4.0}
 
 
@@ -24,7 +29,7 @@ def scores(level: float, seed: int = 0, answers: bool = True) -> dict[str, Any]:
 
 def make_map(level: float, number: int = 0, answers: bool = True, **given: Any) -> dict[str, Any]:
     """A map of some quality. ``given``: solver, penalty, rank, features (names), lam, alpha, r, metric, k, share, r2,
-    rows, tokens, baseline, per_block.
+    rows, tokens, baseline, per_block. ``share`` is the map's own; a whole handoff costs HELD_BACK more.
     """
     rank = given.get("rank", "full")
     reduced = {"r": given.get("r", "auto"), "metric": given.get("metric", "isotropic")} if rank == "reduced" else {}
@@ -64,6 +69,7 @@ def make_map(level: float, number: int = 0, answers: bool = True, **given: Any) 
             "bytes_read_per_token": 96.0,
             "bytes_written_per_token": 128.0,
             "share_of_prefill_flops": share,
+            "handoff_share_of_prefill_flops": share + HELD_BACK,
         },
         "columns": 400,
         "r2_held_out": {"keys": r2, "values": r2 - 0.1},
@@ -93,7 +99,7 @@ def collected(
         "conditions": {name: scores(level, answers=answers) for name, level in names.items()},
     }
     used = {one["runs"]["baseline"] for one in maps} or {"b"}
-    return {"schema": 1, "pair": {"name": pair}, "baselines": dict.fromkeys(sorted(used), baseline), "maps": maps}
+    return {"schema": SCHEMA, "pair": {"name": pair}, "baselines": dict.fromkeys(sorted(used), baseline), "maps": maps}
 
 
 def write(folder: Path, *files: dict[str, Any]) -> Path:

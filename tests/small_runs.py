@@ -37,11 +37,11 @@ LITTLE = {
 
 
 def write_text(folder: Path) -> Path:
-    """A folder with documents enough for a few rows of every split."""
+    """A folder with documents enough for a few rows of every split, each long enough for a row of an evaluation."""
     rng = random.Random(0)
     folder.mkdir(exist_ok=True)
     for number in range(60):
-        (folder / f"{number}.txt").write_text(" ".join(rng.choices(TEXT.split(), k=40)))
+        (folder / f"{number}.txt").write_text(" ".join(rng.choices(TEXT.split(), k=100)))
     return folder
 
 

@@ -103,11 +103,14 @@ class Stage:
     transfers: Mapping[tuple[str, str], Transfer]
     max_hops: int | None
 
-    @property
-    def unmapped(self) -> list[str]:
-        """What costs no map and can be compared with: ``NOTHING_HANDED``, as far as the pair has it."""
-        pair = next(iter(self.transfers.values())).pair
-        return [name for name in NOTHING_HANDED if name != "ancestor_copy" or find_ancestry(pair) is not None]
+    def to(self, receiver: str) -> Transfer:
+        """How a model is handed something."""
+        return next(transfer for (_, name), transfer in self.transfers.items() if name == receiver)
+
+    def unmapped(self, receiver: str) -> list[str]:
+        """What costs no map and a model can be handed: ``NOTHING_HANDED``, without ancestors where it has none."""
+        kin = find_ancestry(self.to(receiver).pair) is not None
+        return [name for name in NOTHING_HANDED if kin or name != "ancestor_copy"]
 
 
 @torch.inference_mode()
@@ -129,7 +132,7 @@ def play(
         players: dict[str, Iterator[tuple[Prepared, Handed | None]]] = {
             **{name: _alone(stage, name, batch) for name in (SMALL, LARGE)},
             **{pattern: _handing_over(stage, pattern, batch) for pattern in patterns},
-            **{f"{name} {each}": _unmapped(stage, name, each, batch) for name in answering for each in stage.unmapped},
+            **{f"{n} {each}": _unmapped(stage, n, each, batch) for n in answering for each in stage.unmapped(n)},
         }
         played: list[Records] = []
         handed = {pattern: [] for pattern in patterns}
@@ -192,7 +195,7 @@ def _unmapped(stage: Stage, name: str, control: str, batch: Sequence[Talk]) -> I
     Without context it reads the turn's own text, after the first token.
     """
     said = torch.zeros(len(batch), 0, dtype=torch.int64)
-    transfer = next(each for (_, receiver), each in stage.transfers.items() if receiver == name)
+    transfer = stage.to(name)
     for turn in range(len(batch[0])):
         text, reply = _said(batch, turn)
         before, said = said, torch.cat([said, text], dim=1)
@@ -255,9 +258,12 @@ class Multiturn(MultiturnSpec, Evaluation):
 def summarise_pattern(records: Sequence[Mapping[str, Any]], pattern: str, handed: Sequence[Handed]) -> dict[str, Any]:
     """One pattern against the answering model's own prefill (``ceiling``) and the small model alone (``source``)."""
     by_turn: list[list[dict[str, Any]]] = [[] for _ in handed]
+    answering = {given.answering for given in handed}
+    # A pruned model has no ancestors in the whole one: turns are pooled over what every model that answers has.
+    shared = [each for each in NOTHING_HANDED if all(f"{name} {each}" in records[0]["nats"] for name in answering)]
     for record in records:
         number = record["turn"] - 1
-        by_turn[number].append(_compared(record, pattern, handed[number].answering))
+        by_turn[number].append(_compared(record, pattern, handed[number].answering, shared))
     turns = [
         {"turn": number + 1, **asdict(given), **_without_kinds(summarise(items))}
         for number, (given, items) in enumerate(zip(handed, by_turn, strict=True))
@@ -266,10 +272,10 @@ def summarise_pattern(records: Sequence[Mapping[str, Any]], pattern: str, handed
     return {"turns": turns, "pooled": _without_kinds(summarise([i for items in by_turn for i in items])), **slopes}
 
 
-def _compared(record: Mapping[str, Any], pattern: str, answering: str) -> dict[str, Any]:
+def _compared(record: Mapping[str, Any], pattern: str, answering: str, controls: Sequence[str]) -> dict[str, Any]:
     """The record with the conditions that a turn of a pattern is compared with."""
     names = {"ceiling": answering, "source": SMALL, "mapped": pattern}
-    names |= {each: name for each in NOTHING_HANDED if (name := f"{answering} {each}") in record["nats"]}
+    names |= {each: f"{answering} {each}" for each in controls}
     scores = {
         measure: {condition: record[measure][name] for condition, name in names.items()}
         for measure in ("nats", "correct")

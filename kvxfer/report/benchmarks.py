@@ -14,7 +14,7 @@ from kvxfer.report.kind_report import FirstScreen, Json, KindReport
 from kvxfer.report.numbers import NOTHING, interval, p_value, percent, percent_in, points
 from kvxfer.report.prose import fill
 from kvxfer.report.table import Table
-from kvxfer.report.verdict import KINDS, SAID, WORDS, Verdict, in_accuracy, judged, power
+from kvxfer.report.verdict import KINDS, SAID, WORDS, Verdict, in_accuracy, judged, led, power
 from kvxfer.report.wording import condition_name
 
 FIGURE = "lm_eval_benchmarks.png"
@@ -42,9 +42,9 @@ class BenchmarksReport(KindReport):
         if mixed and kind != "unable":
             kind, head = "mixed", f"{WORDS['mixed']}: the mapped cache {SAID[KINDS[overall]]} {where}"
         scores = (percent(pooled["conditions"][name]["accuracy"]) for name in ("mapped", "source"))
-        sentence = (
-            f"{head}, with {' against '.join(scores)} of {test['n']} questions ({in_accuracy(test, _test_name(test))})"
-        )
+        lead = led(kind, head, f"The mapped cache {where}")
+        said = in_accuracy(test, _test_name(test))
+        sentence = f"{lead} {' against '.join(scores)} of {test['n']} questions ({said})"
         if left_out := [each["name"] for each in single if each["name"] not in counted]:
             sentence += f", without {' and '.join(left_out)}, whose answers are not simply right or wrong"
         if len(single) > 1:

@@ -13,7 +13,7 @@ from kvxfer.report.kind_report import MOST_COLUMNS, FirstScreen, Json, KindRepor
 from kvxfer.report.numbers import number, number_in, percent, percent_in
 from kvxfer.report.prose import fill
 from kvxfer.report.table import Table
-from kvxfer.report.verdict import CONTROLS, Verdict, beats, in_nats, judged, unbeaten
+from kvxfer.report.verdict import CONTROLS, Verdict, beats, in_nats, judged, led, unbeaten
 
 KINDS = ("keys", "values")
 HEADS, R2 = "diagnostics_cosine.png", "diagnostics_r2.png"
@@ -63,8 +63,9 @@ class DiagnosticsReport(KindReport):
             )
         mapped, source = own["predictions"]["mapped"], own["predictions"]["source"]
         worst, against = own["worst_head"], in_nats(tests["mapped_vs_source"])
+        lead = led(kind, head, "The mapped cache") if kind == "unable" else f"{head}:"
         said = (
-            f"{head}: KL {number(mapped['kl']['value'])} against {number(source['kl']['value'])} nats per token "
+            f"{lead} KL {number(mapped['kl']['value'])} against {number(source['kl']['value'])} nats per token "
             f"({against}), the same first choice in {percent(mapped['agreement']['value'])} against "
             f"{percent(source['agreement']['value'])}; attention outputs have a mean cosine of "
             f"{number(own['cosine']['value'])} with the true ones, the worst head's is {number(worst['cosine'])} "

@@ -177,8 +177,13 @@ def verdict(
     if nats is not None:
         a, b = (number(conditions[name]["nats"]) for name in ("mapped", "source"))
         parts.append(f"{a} against {b} nats per token ({in_nats(test)}; lower is better)")
-    said = [f"{head}, with {'; '.join(parts)}.", *power(tests)]
+    said = [f"{led(kind, head, subject)} {'; '.join(parts)}.", *power(tests)]
     return Verdict(kind, head, " ".join(said))
+
+
+def led(kind: Kind, head: str, subject: str) -> str:
+    """What stands before the numbers of a subject and the source; a head that tells of the pair does not name them."""
+    return f"{head}. {subject} against the source:" if kind == "unable" else f"{head}, with"
 
 
 def power(tests: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -262,5 +267,5 @@ def few_documents(data: Mapping[str, Any]) -> str | None:
         return None
     return (
         f"The items are about {count} documents: below {FEWEST_DOCUMENTS}, p values and intervals are rough. Raise "
-        "eval.stories (toy) or corpus.rows.evaluation, or lower corpus.document_tokens."
+        "eval.stories (toy) or corpus.rows.evaluation, or add documents."
     )

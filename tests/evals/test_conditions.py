@@ -16,6 +16,7 @@ from kvxfer.evals.conditions import (
     given_conditions,
     mapped_conditions,
     own_conditions,
+    prefix_conditions,
     relative_depth,
 )
 from kvxfer.evals.items import Item, batches, donors_of
@@ -103,9 +104,24 @@ def test_identity_scores_as_the_ceiling_does(tiny_pair, prepared, prompt):
     assert all((token_log_likelihoods(prepared[name], answers) - wanted).abs().max() > 1e-3 for name in others)
 
 
-def test_the_floor_is_a_zeroed_cache(prepared):
-    floor = prepared["floor"].past
-    assert all(not tensor.any() for tensor in (*floor.keys, *floor.values))
+def test_the_floor_is_a_zeroed_cache_with_the_plan_s_exact_tokens(tiny_pair, prepared, prompt):
+    floor, stop = prepared["floor"].past, PROMPT - PLAN.hold_back
+    rest = floor.span(4, stop)
+    assert floor.tokens == stop
+    assert all(not tensor.any() for tensor in (*rest.keys, *rest.values))
+    assert same(floor.span(0, 4), tiny_pair.target.prefill(prompt[:, :stop]).span(0, 4), atol=1e-5)
+    whole = given_conditions(tiny_pair, Plan("all", exact_first=0, hold_back=2), prompt)["floor"].past
+    assert all(not tensor.any() for tensor in (*whole.keys, *whole.values))
+
+
+def test_after_a_prefix_every_condition_begins_with_the_plan_s_exact_tokens(tiny_pair, mapper, prepared, prompt):
+    found = prefix_conditions(Transfer(tiny_pair, mapper, PLAN), prompt)
+    assert set(found) == {"ceiling", "source", "no_context", "floor", "raw_copy", "mapped"}
+    for name in ("floor", "raw_copy", "mapped"):
+        assert same(found[name].past, prepared[name].past, atol=1e-5)
+        assert torch.equal(found[name].tail, prompt[:, -PLAN.hold_back :])
+    assert found["no_context"].past is None
+    assert torch.equal(found["no_context"].tail, torch.cat([prompt[:, :1], prompt[:, -PLAN.hold_back :]], dim=1))
 
 
 def test_the_plan_says_which_tokens_are_exact(tiny_pair, mapper, random, prepared, prompt):
@@ -114,7 +130,7 @@ def test_the_plan_says_which_tokens_are_exact(tiny_pair, mapper, random, prepare
     content = tiny_pair.content("source", tiny_pair.source.prefill(prompt[:, :stop]))
     mapped = tiny_pair.rotated("target", mapper.map(content))
     assert same(prepared["mapped_all"].past, mapped, 1e-5)
-    for name in ("mapped", "raw_copy", "wrong_donor", "random_map"):
+    for name in ("mapped", "floor", "raw_copy", "wrong_donor", "random_map"):
         assert same(prepared[name].past.span(0, 4), exact.span(0, 4), atol=1e-5)
     assert same(prepared["mapped"].past.span(4, stop), mapped.span(4, stop), 1e-5)
     assert same(prepared["wrong_donor"].past.span(4, stop), mapped.rows(torch.tensor(DONORS)).span(4, stop), 1e-5)

@@ -91,7 +91,7 @@ def asked(rng: random.Random, spec: CorpusSpec, tokenizer: Any) -> list[Item]:
         rows=RowCounts(evaluation=rng.randint(6, 9)),
         num_shards=1,
         shard_index=0,
-        document_tokens=spec.length,  # or all rows might be about one document, and no other text be a choice
+        document_tokens=None,  # a row is of one document, which must be as long
     )
     stories, questions, seed = rng.randint(2, 5), rng.randint(1, 3), rng.randint(0, 2)
     if spec.kind == "toy":
@@ -167,7 +167,10 @@ def test_what_is_trained_on_was_neither_fitted_on_nor_is_it_read_for_anything_el
     if kind in ("text", "hub"):  # a word tells its document
         assert not words & set(fitted.tokens.flatten().tolist())
     for split in SPLITS[1:]:
-        other = load_rows(drawn(rng, spec), tokenizer, split, 2)
+        again = drawn(rng, spec)
+        if split == "evaluation":
+            again = dataclasses.replace(again, document_tokens=None)  # a row is of one document
+        other = load_rows(again, tokenizer, split, 2)
         assert not {key for keys in other.documents for key in keys} & ours
         if kind in ("text", "hub"):
             assert not words & set(other.tokens.flatten().tolist())

@@ -212,21 +212,12 @@ def test_what_is_timed_never_decides():
     assert decisive([missing("a", "failed", "x"), part("t", "beats", "latency")], found)["name"] == "t"
 
 
-def test_a_pruned_pair_is_worth_nothing_unless_it_beats_the_copy():
-    one = part("b", "beats", "items")
-    test = {"accuracy_p": None, "nll_p": 0.4, "nll_difference": -0.1, "nll_ci": [-0.3, 0.1]}
-    data = {
-        "ancestry": {"layers": [0, 1], "dropped": [1], "identical": 1},
-        "tests": {"mapped_vs_ancestor_copy": {**test, "accuracy_difference": None, "accuracy_ci": None}},
-    }
-    one["results"] = {"data": data}
-    assert overall([one])["word"] == "No benefit"
-    assert overall([one])["sentence"] == (
-        "No benefit: the source was cut out of the target, and a copy of each layer's ancestor is not beaten. "
-        "B beats: p = 0.01."
-    )
-    data["tests"]["mapped_vs_ancestor_copy"] |= {"nll_p": 0.001, "nll_ci": [-0.2, -0.05]}
-    assert overall([one])["word"] == "Worth it"
+def test_a_pair_that_can_show_nothing_decides_nothing():
+    found = overall([part("b", "unable", "items"), part("c", "beats"), part("d", "none"), part("e", "worse")])
+    assert (found["kind"], found["word"], found["decided_by"]) == ("unable", "Cannot tell", "b")
+    assert found["sentence"] == "Cannot tell. b unable: p = 0.01."
+    assert (found["against"], found["in_favour"]) == (["e"], ["c"])
+    assert overall([part("b", "beats", "items"), part("c", "unable")])["against"] == ["c"]
 
 
 @pytest.mark.parametrize(

@@ -9,15 +9,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from kvxfer.errors import KvxferError
+from kvxfer.evals.conditions import Prepared
 from kvxfer.evals.multiturn import Handed, Multiturn, Stage, play, summarise_pattern, toy_talks
+from kvxfer.evals.scoring import token_log_likelihoods
 from kvxfer.evals.specs import DOWN, LARGE, PATTERNS, SMALL, UP
 from kvxfer.handoff.transfer import Transfer
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.blocks import DESIGNS
 from kvxfer.maps.plan import Plan
-from kvxfer.models.pair import Pair
+from kvxfer.models.kv import KV
+from kvxfer.models.pair import Pair, load_pair
+from kvxfer.models.spec import ModelSpec, PairSpec
 from kvxfer.report.rendering import render
 from kvxfer.toy.world import VOCABULARY
 from tests.random_maps import direction, identity_map
@@ -66,6 +71,45 @@ def test_nothing_drifts_where_nothing_is_mapped(tiny_pair: Pair) -> None:
             assert record["nats"][pattern] == pytest.approx(ceiling, abs=1e-3)
     drifted, _ = played(stage(tiny_pair, *lost), tiny_pair)
     assert all(abs(record["nats"]["up"] - record["nats"][LARGE]) > 1e-3 for record in drifted)
+
+
+def test_what_costs_no_map_is_what_a_plain_loop_is_handed(tiny_pair: Pair) -> None:
+    """At the last turn, of the whole conversation so far but its held-back token."""
+    up, down = (direction(pair, DESIGNS["same"], 4) for pair in (tiny_pair, tiny_pair.reversed()))
+    talks = toy_talks(2, 3, 16, tiny_pair.tokenizer, 0)
+    records, handed = play(stage(tiny_pair, up, down), talks, list(PATTERNS), 2, lambda n: None)
+    for record, talk in zip((r for r in records if r["turn"] == 3), talks, strict=True):
+        said = [token for turn in talk[:-1] for token in (*turn.text, *turn.reply)] + list(talk[-1].text)
+        answer = torch.tensor([talk[-1].item.answer])
+        for name, transfer in ((LARGE, up), (SMALL, down)):
+            model, head = transfer.pair.target, torch.tensor([said[:-1]])
+            own, read = model.prefill(head), transfer.pair.source.prefill(head)
+            index = [round(n * (read.layers - 1) / (own.layers - 1)) for n in range(own.layers)]
+            content = transfer.pair.content("source", read)
+            copied = KV([content.keys[n] for n in index], [content.values[n] for n in index])
+            for control, cache in (("floor", own.zeros()), ("raw_copy", transfer.pair.rotated("target", copied))):
+                past = KV.join([own.span(0, 4), cache.span(4, own.tokens)])
+                scored = token_log_likelihoods(Prepared(model, past, torch.tensor([said[-1:]])), answer)
+                assert record["nats"][f"{name} {control}"] == pytest.approx(-float(scored.sum()), rel=1e-4)
+            bare = torch.tensor([[said[0], *talk[-1].text]])
+            scored = token_log_likelihoods(Prepared(model, None, bare), answer)
+            assert record["nats"][f"{name} no_context"] == pytest.approx(-float(scored.sum()), rel=1e-4)
+    found = summarise_pattern(records, "ping_pong", handed["ping_pong"])["pooled"]["conditions"]
+    answering = {turn: given.answering for turn, given in enumerate(handed["ping_pong"], 1)}
+    total = sum(record["nats"][f"{answering[record['turn']]} floor"] for record in records)
+    assert found["floor"]["nats"] == pytest.approx(total / sum(record["tokens"] for record in records))
+    assert "ancestor_copy" not in found
+
+
+def test_only_the_model_that_was_pruned_from_has_ancestors(tiny_folders: tuple[Path, Path]) -> None:
+    """The whole model is handed copies of the layers that the other kept; what the other lacks has no ancestor there."""
+    whole = ModelSpec(str(tiny_folders[1]))
+    pair = load_pair(PairSpec("pruned", replace(whole, drop_layers=(1,)), whole, dtype="float32", device="cpu"))
+    on = stage(pair, *(direction(each, DESIGNS["same"], 4) for each in (pair, pair.reversed())))
+    records, handed = played(on, pair)
+    found = {pattern: summarise_pattern(records, pattern, handed[pattern])["pooled"] for pattern in PATTERNS}
+    copied = [pattern for pattern, each in found.items() if "ancestor_copy" in each["conditions"]]
+    assert copied == [pattern for pattern, each in found.items() if "mapped_vs_ancestor_copy" in each["tests"]] == ["up"]
 
 
 def test_only_what_the_answering_model_did_not_read_is_mapped(tiny_pair: Pair) -> None:

@@ -87,8 +87,12 @@ def test_every_condition_equals_a_plain_loop(subject, data):
         mapped = pair.rotated("target", subject.mapper.map(pair.content("source", pair.source.prefill(head))))
         cache = KV.join([pair.target.prefill(head[:, :3]), mapped.span(3, mapped.tokens)])
         assert record["nats"]["mapped"] == pytest.approx(one_by_one(pair.target, cache, tail, item.answer), rel=1e-4)
-        zeroed = one_by_one(pair.target, cache.zeros(), tail, item.answer)
+        zeros = KV.join([cache.span(0, 3), cache.zeros().span(3, cache.tokens)])
+        zeroed = one_by_one(pair.target, zeros, tail, item.answer)
         assert record["nats"]["floor"] == pytest.approx(zeroed, rel=1e-4)
+        bare = torch.tensor([[item.prompt[0], *tail, *item.answer]])
+        expected = nats(pair.target.logits(bare)[0, -SCORED - 1 : -1], item.answer)
+        assert record["nats"]["no_context"] == pytest.approx(expected, rel=1e-4)
         total = sum(each["nats"]["mapped"] for each in point["items"])
         assert point["conditions"]["mapped"]["perplexity"] == pytest.approx(np.exp(total / (3 * SCORED)))
 
@@ -156,7 +160,9 @@ def test_what_a_length_changes_is_a_paired_t_test():
 
 def test_the_report_says_what_was_left_out_and_reads_well(subject, data, tmp_path):
     said = REPORTS["perplexity"].verdict(data).sentence
-    assert "he mapped cache of 480 tokens of toy" in said
+    # Models without training: neither the source nor the target knows the text.
+    assert said.startswith("Cannot tell: this pair cannot show a transfer's worth, since its source is not shown")
+    assert "The mapped cache of 480 tokens of toy against the source: " in said
     lines = REPORTS["perplexity"].sections(json.loads(json.dumps(data)))
     assert "calibrated on rows of 60 tokens" in lines
     REPORTS["perplexity"].figures(data, tmp_path)

@@ -12,19 +12,23 @@ from scipy import stats
 from kvxfer.errors import KvxferError
 from kvxfer.evals.statistics import (
     accuracy_interval,
+    as_good,
     correlation,
     floor_normalised,
     gap_recovered,
     gap_recovered_nats,
     holm,
+    items_needed,
     mcnemar_exact,
     mean_interval,
     mean_ratio_interval,
+    outcome,
     paired_difference,
     rank_correlation,
     ratio_difference,
     ratio_interval,
     retention,
+    sign_test,
     summarise,
     summarise_scores,
 )
@@ -41,9 +45,9 @@ def bools(text: str) -> np.ndarray:
 
 
 def make_items(count: int = 60, per_document: int = 3, answers: bool = True) -> list[dict]:
-    """Items on which ceiling > mapped > source > floor, in both measures."""
+    """Items on which ceiling > mapped > source > no context > floor, in both measures."""
     draw = np.random.default_rng(7)
-    shares = {"ceiling": 0.95, "source": 0.5, "mapped": 0.85, "mapped_all": 0.7, "floor": 0.2}
+    shares = {"ceiling": 0.95, "source": 0.5, "mapped": 0.85, "mapped_all": 0.7, "floor": 0.2, "no_context": 0.3}
     items = []
     for index in range(count):
         hard = draw.random()
@@ -60,8 +64,17 @@ def make_items(count: int = 60, per_document: int = 3, answers: bool = True) -> 
     return items
 
 
+def numbered(count: int) -> list[str]:
+    """As many documents."""
+    return [f"d{n}" for n in range(count)]
+
+
 def test_mcnemar_without_discordant_items_is_one():
-    assert mcnemar_exact(bools("1010"), bools("1010")) == 1.0
+    assert mcnemar_exact(bools("1010"), bools("1010"), numbered(4)) == 1.0
+
+
+def test_mcnemar_of_a_single_document_is_one():
+    assert mcnemar_exact(bools("111111"), bools("000000"), ["d"] * 6) == 1.0
 
 
 @pytest.mark.parametrize(("only_a", "only_b"), [(0, 1), (6, 2), (2, 6), (4, 4)])
@@ -71,7 +84,46 @@ def test_mcnemar_counts_every_way_in_which_items_could_have_fallen(only_a, only_
     count = only_a + only_b
     outcomes = [sum(coins) for coins in itertools.product((0, 1), repeat=count)]
     uneven = sum(abs(2 * each - count) >= abs(only_a - only_b) for each in outcomes)
-    assert mcnemar_exact(a, b) == pytest.approx(uneven / 2**count, rel=1e-12)
+    found = mcnemar_exact(a, b, numbered(len(a)))
+    assert found == pytest.approx(uneven / 2**count, rel=1e-12)
+    assert found == pytest.approx(stats.binomtest(only_a, count).pvalue)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_mcnemar_swaps_the_sides_of_whole_documents(seed):
+    """Of all ways to do so: how many leave the sides as far apart as they are?"""
+    draw = np.random.default_rng(seed)
+    sizes = draw.integers(1, 6, 9)
+    documents = [f"d{n}" for n, size in enumerate(sizes) for _ in range(size)]
+    a, b = draw.random(len(documents)) < 0.8, draw.random(len(documents)) < 0.5
+    ahead = [int((a.astype(int) - b)[[d == name for d in documents]].sum()) for name in dict.fromkeys(documents)]
+    swapped = [abs(np.dot(signs, ahead)) for signs in itertools.product((1, -1), repeat=9)]
+    expected = np.mean([each >= abs(sum(ahead)) for each in swapped])
+    order = draw.permutation(len(documents))
+    shuffled = [documents[n] for n in order]
+    assert mcnemar_exact(a[order], b[order], shuffled) == pytest.approx(expected, rel=1e-12)
+    assert mcnemar_exact(b, a, documents) == pytest.approx(expected, rel=1e-12)
+
+
+def test_items_that_stand_or_fall_together_count_once():
+    a, b = np.repeat(bools("111110"), 20), np.repeat(bools("000001"), 20)
+    assert mcnemar_exact(a, b, [f"d{n // 20}" for n in range(120)]) == pytest.approx(2 * (6 + 1) / 2**6)
+
+
+def test_the_sign_test_counts_documents():
+    """Document means, whatever their weights: 8 above, 2 below, one equal and left out."""
+    a = np.array([1.0, 9.0] + [1.0] * 7 + [-50.0, -1.0, 0.0])
+    weights = np.array([1.0, 40.0] + [1.0] * 10)
+    p, above = sign_test(a, np.zeros(12), ["d0", *numbered(11)], weights)
+    assert p == pytest.approx(2 * (1 + 10 + 45) / 2**10)
+    assert above == 0.8
+    # A document is above by the sum of its items.
+    assert sign_test(np.array([3.0, -1.0, -1.0]), np.zeros(3), ["a", "a", "b"]) == (1.0, 0.5)
+
+
+def test_the_sign_test_of_nothing_or_one_document_is_no_evidence():
+    assert sign_test(np.ones(4), np.ones(4), numbered(4)) == (1.0, 0.5)
+    assert sign_test(np.ones(4), np.zeros(4), ["d"] * 4) == (1.0, 1.0)
 
 
 def test_wilson_s_interval_is_what_solves_its_equation():
@@ -138,19 +190,103 @@ def test_a_single_document_is_resampled_by_item_and_tested_not_at_all():
 
 def test_a_single_item_is_no_evidence():
     result = paired_difference(np.array([2.0]), np.array([1.0]), ["d"])
-    assert result == {"difference": 1.0, "ci_low": 1.0, "ci_high": 1.0, "t_p": 1.0, "n_items": 1, "n_documents": 1}
+    assert result == {
+        **{"difference": 1.0, "ci_low": 1.0, "ci_high": 1.0, "t_p": 1.0, "se": math.inf},
+        **{"sign_p": 1.0, "above": 1.0, "n_items": 1, "n_documents": 1},
+    }
 
 
-def test_paired_t_is_student_s_of_documents_that_weigh_their_tokens():
-    """Four documents, the first of two items of unequal length: its nats per token differ by 0.5."""
+def test_paired_t_is_student_s_of_the_very_ratio():
+    """Four documents, the first of two items and four tokens: sums 2, 1, -0.5, 2 over 4, 1, 1, 1 tokens."""
     a, b = np.array([1.0, 5.0, 2.0, 3.0, 5.0]), np.array([2.0, 2.0, 1.0, 3.5, 3.0])
     found = paired_difference(a, b, list("wwxyz"), np.array([3.0, 1.0, 1.0, 1.0, 1.0]))
-    delta = np.array([0.5, 1.0, -0.5, 2.0])
-    x = delta.mean() / (delta.std(ddof=1) / 2) / math.sqrt(3)
+    ratio = 4.5 / 7
+    assert found["difference"] == pytest.approx(ratio)
+    # The residuals of Cochran's ratio, over the mean number of tokens of a document.
+    residuals = (np.array([2.0, 1.0, -0.5, 2.0]) - ratio * np.array([4.0, 1.0, 1.0, 1.0])) / (7 / 4)
+    error = math.sqrt((residuals**2).sum() / 3) / 2
+    assert found["se"] == pytest.approx(error)
+    x = ratio / error / math.sqrt(3)
     # Survival function of Student's t with 3 degrees of freedom, in closed form.
     tail = 0.5 - (math.atan(x) + x / (1 + x * x)) / math.pi
     assert found["t_p"] == pytest.approx(2 * tail)
-    assert found["difference"] == pytest.approx((a - b).sum() / 7)
+    assert (found["sign_p"], found["above"]) == (pytest.approx(2 * 5 / 16), 0.75)
+
+
+def test_where_all_weigh_the_same_it_is_scipy_s_paired_t_of_document_means():
+    found = paired_difference(ABOVE, OTHER, DOCUMENTS)
+    means = per_document(ABOVE) / 2, per_document(OTHER) / 2
+    expected = stats.ttest_rel(*means)
+    assert found["t_p"] == pytest.approx(expected.pvalue)
+    assert found["difference"] / found["se"] == pytest.approx(expected.statistic)
+
+
+def test_its_p_and_sign_are_of_one_estimand():
+    """A long document outweighs many short ones: per token a is above, and the t says how sure that is."""
+    sums, tokens = np.array([-1.0] * 9 + [400.0]), np.array([1.0] * 9 + [100.0])
+    found = paired_difference(sums, np.zeros(10), numbered(10), tokens)
+    assert found["difference"] == pytest.approx(391 / 109)
+    both = ratio_difference((sums, tokens), (np.zeros(10), tokens), numbered(10))
+    assert found["t_p"] == pytest.approx(both["p"])
+    assert (found["above"], found["sign_p"]) == (0.1, pytest.approx(2 * 11 / 2**10))
+
+
+def heavy_tailed() -> tuple[np.ndarray, list[str]]:
+    """200 documents: 174 lose, 26 gain, and one of either does so by so much that the mean shows nothing."""
+    draw = np.random.default_rng(0)
+    lost, gained = draw.uniform(0.01, 0.2, 173), -draw.uniform(0.01, 0.2, 25)
+    return np.concatenate([lost, gained, [12.0, -9.0]])[draw.permutation(200)], numbered(200)
+
+
+def test_a_heavy_tail_hides_no_harm():
+    delta, documents = heavy_tailed()
+    found = paired_difference(delta, np.zeros(200), documents)
+    assert found["above"] == pytest.approx(174 / 200)
+    assert found["t_p"] > 0.1
+    ci = (found["ci_low"], found["ci_high"])
+    said = found["t_p"], found["difference"], ci, False
+    assert outcome(*said) == "none"
+    assert outcome(*said, found["sign_p"], found["above"]) == "worse"
+    # Of the issue: 174 of 200 documents worse, t: p = .13.
+    p = stats.binomtest(174, 200).pvalue
+    assert p < 1e-20
+    assert outcome(0.13, 0.02, (-0.01, 0.07), False, p, 174 / 200) == "worse"
+    # The same signs are no gain where more is better: only a mean can show one.
+    assert outcome(0.13, 0.02, (-0.01, 0.07), True, p, 174 / 200) == "none"
+
+
+@pytest.mark.parametrize("higher", [True, False])
+def test_a_mean_and_signs_that_disagree(higher):
+    """Nothing is gained where most documents lose; what both call worse is worse; signs that show nothing change no
+    outcome."""
+    side = 1 if higher else -1
+    gain = (1e-4, side * 0.2, (0.1, 0.3) if higher else (-0.3, -0.1), higher)
+    loss = (1e-4, -side * 0.2, (-0.3, -0.1) if higher else (0.1, 0.3), higher)
+    better, worse = (0.8, 0.2) if higher else (0.2, 0.8)
+    assert outcome(*gain, 1e-4, better) == "better"
+    assert outcome(*gain, 1e-4, worse) == "none"
+    assert outcome(*gain, 0.2, worse) == "better"
+    assert outcome(*loss, 1e-4, worse) == "worse"
+    assert outcome(*loss, 1e-4, better) == "worse"
+    assert outcome(*loss) == "worse"
+
+
+def test_as_good_is_shown_by_an_interval_below_the_margin():
+    assert as_good((-0.02, 0.0099))
+    assert not as_good((-0.02, 0.0101))
+    assert as_good((-0.9, 0.19), margin=0.2)
+
+
+def test_items_needed_show_a_difference_four_times_in_five():
+    """By simulation: normal differences of one item for each document, of a tenth of their spread."""
+    needed = items_needed(0.1, 1 / math.sqrt(50), 50)
+    assert needed == math.ceil(50 * (2.8 * 10 / math.sqrt(50)) ** 2) == 784
+    draws = np.random.default_rng(1).normal(0.1, 1, (2000, needed))
+    assert (stats.ttest_1samp(draws, 0, axis=1).pvalue < 0.05).mean() == pytest.approx(0.8, abs=0.03)
+    assert items_needed(-0.1, 1 / math.sqrt(50), 50) == needed
+    assert items_needed(5.0, 0.01, 50) == 1
+    assert items_needed(0.1, math.inf, 1) is None
+    assert items_needed(0.0, 0.1, 50) is None
 
 
 def test_the_paired_t_test_sees_documents_not_items():
@@ -219,8 +355,9 @@ def test_summarise_agrees_with_plain_sums():
     items = make_items()
     summary = summarise(items)
     mapped = summary["conditions"]["mapped"]
-    right = {c: sum(item["correct"][c] for item in items) for c in ("ceiling", "source", "mapped")}
-    nats = {c: sum(item["nats"][c] for item in items) for c in ("ceiling", "source", "mapped")}
+    shown = ("ceiling", "source", "mapped", "no_context")
+    right = {c: sum(item["correct"][c] for item in items) for c in shown}
+    nats = {c: sum(item["nats"][c] for item in items) for c in shown}
     tokens = sum(item["tokens"] for item in items)
     assert mapped["accuracy"] == pytest.approx(right["mapped"] / 60)
     assert mapped["retention"] == pytest.approx(right["mapped"] / right["ceiling"])
@@ -231,8 +368,14 @@ def test_summarise_agrees_with_plain_sums():
     assert mapped["perplexity"] == pytest.approx(math.exp(nats["mapped"] / tokens))
     gap = (nats["source"] - nats["mapped"]) / (nats["source"] - nats["ceiling"])
     assert mapped["gap_recovered_nats"] == pytest.approx(gap)
+    context = (right["mapped"] - right["no_context"]) / (right["ceiling"] - right["no_context"])
+    assert mapped["context_recovered"] == pytest.approx(context)
+    context = (nats["no_context"] - nats["mapped"]) / (nats["no_context"] - nats["ceiling"])
+    assert mapped["context_recovered_nats"] == pytest.approx(context)
+    assert [summary["conditions"]["no_context"][f"context_recovered{unit}"] for unit in ("", "_nats")] == [0, 0]
     assert mapped["generated"] == 0.0
-    for key in ("accuracy", "nats", "retention", "retention_floor_normalised", "gap_recovered", "gap_recovered_nats"):
+    ratios = [f"{base}_recovered{unit}" for base in ("gap", "context") for unit in ("", "_nats")]
+    for key in ("accuracy", "nats", "retention", "retention_floor_normalised", *ratios):
         low, high = mapped[f"{key}_ci"]
         assert low <= mapped[key] <= high
     assert summary["chance"] == pytest.approx(0.2)
@@ -251,16 +394,25 @@ def test_summarise_agrees_with_plain_sums():
 def test_tests_are_first_minus_second_and_agree_with_the_conditions():
     items = make_items()
     summary = summarise(items)
-    assert set(summary["tests"]) == {f"{a}_vs_{b}" for a in ("mapped", "mapped_all") for b in ("source", "ceiling")}
+    assert set(summary["tests"]) == {
+        *(f"{a}_vs_{b}" for a in ("mapped", "mapped_all") for b in ("source", "ceiling")),
+        *("mapped_vs_no_context", "mapped_vs_floor", "source_vs_ceiling", "source_vs_no_context"),
+    }
+    tokens, documents = np.array([item["tokens"] for item in items]), [item["document"] for item in items]
     for name, test in summary["tests"].items():
         first, second = (summary["conditions"][c] for c in name.split("_vs_"))
         assert test["accuracy_difference"] == pytest.approx(first["accuracy"] - second["accuracy"])
         assert test["nll_difference"] == pytest.approx(first["nats"] - second["nats"])
         assert (test["n"], test["documents"]) == (60, 20)
+        columns = [np.array([item["nats"][c] for item in items]) for c in name.split("_vs_")]
+        assert (test["nll_sign_p"], test["nll_above"]) == sign_test(*columns, documents, tokens)
+        assert test["nll_se"] == paired_difference(*columns, documents, tokens)["se"]
+        right = [np.array([item["correct"][c] for item in items]) for c in name.split("_vs_")]
+        assert test["accuracy_se"] == paired_difference(*right, documents)["se"]
     better = summary["tests"]["mapped_vs_source"]
     assert better["accuracy_difference"] > 0 > better["nll_difference"]
     mapped, source = (np.array([item["correct"][c] for item in items]) for c in ("mapped", "source"))
-    assert better["accuracy_p"] == mcnemar_exact(mapped, source) < 0.01
+    assert better["accuracy_p"] == mcnemar_exact(mapped, source, documents) < 0.01
 
 
 def test_perplexity_only_items_have_no_accuracy_anywhere():
@@ -297,7 +449,8 @@ def test_nothing_scored_is_an_error():
     nothing = np.zeros(0)
     for call in (
         lambda: summarise([]),
-        lambda: mcnemar_exact(nothing.astype(bool), nothing.astype(bool)),
+        lambda: mcnemar_exact(nothing.astype(bool), nothing.astype(bool), []),
+        lambda: sign_test(nothing, nothing, []),
         lambda: accuracy_interval(nothing.astype(bool)),
         lambda: mean_interval(nothing, []),
         lambda: paired_difference(nothing, nothing, []),

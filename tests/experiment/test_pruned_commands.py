@@ -58,7 +58,7 @@ def test_all_three_commands(overrides: list[str]) -> None:
     report, _, data = evaluate(settings_of("evaluate", overrides), show=False)
     results = json.loads(data.read_text())
     data = results["data"]
-    assert data["ancestry"] == {"layers": [0, 0, 1, 1, 2], "dropped": [1, 3], "identical": 1}
+    assert data["ancestry"] == {"layers": [0, 0, 1, 1, 2], "dropped": [1, 3], "identical": 1, "healed": False}
     assert set(data["items"][0]["nats"]) >= {"mapped", "raw_copy", "ancestor_copy"}
     assert data["conditions"]["ancestor_copy"]["nats"] != data["conditions"]["raw_copy"]["nats"]
     test = data["tests"]["mapped_vs_ancestor_copy"]
@@ -70,7 +70,7 @@ def test_all_three_commands(overrides: list[str]) -> None:
         "The source is the target without layers 1, 3; 1 of 5 target layers have identical caches",
         "No claim stands on this pair unless the mapped cache beats a copy of each layer's ancestor",
         "| Copy of each layer's ancestor |",
-        "| Mapped cache vs copy of each layer's ancestor |",
+        "| Mapped cache vs Ancestors' copy |",
     ):
         assert words in text
     whole = [*overrides, "pair.drop_layers=[]"]
@@ -103,5 +103,9 @@ def test_what_the_control_decides(difference: float, interval: list[float], p: f
     test = {"accuracy_p": None, "nll_p": p, "nll_difference": difference, "nll_ci": interval}
     results = {"tests": {"mapped_vs_ancestor_copy": test}}
     assert ancestry_sentence(results) is None
-    results["ancestry"] = {"layers": [0, 0, 1], "dropped": [1], "identical": 1}
+    results["ancestry"] = {"layers": [0, 0, 1], "dropped": [1], "identical": 1, "healed": False}
     assert said in ancestry_sentence(results)
+    assert "1 of 3 target layers have identical caches" in ancestry_sentence(results)
+    results["ancestry"] |= {"identical": 0, "healed": True}
+    assert said in ancestry_sentence(results)
+    assert "without layers 1, and healed by distillation." in ancestry_sentence(results)

@@ -23,8 +23,6 @@ from kvxfer.report.schema import validate
 
 pytestmark = pytest.mark.draws
 
-pytestmark = pytest.mark.draws
-
 SHARES = {"ceiling": 0.95, "identity": 0.95, "source": 0.6, "mapped": 0.85, "mapped_all": 0.75}
 
 
@@ -78,13 +76,15 @@ def make_results(mapped: float = 0.85, answers: bool = True, **changed: Any) -> 
         "items": make_items(mapped, answers),
         **changed,
     }
+    fitted |= {"flops_per_token": 2469134.123456, "share_of_prefill_flops": 0.2741234567}
+    fitted |= {"handoff_share_of_prefill_flops": 0.3011234567}
     return {
-        "schema": 2,
+        "schema": 3,
         "kind": "items",
         "run_id": "ab12",
         "title": "Toy questions",
         "pair": {"name": "toy", "source": {"model": "small", "revision": "d" * 40}, "target": {"model": "large"}},
-        "map": fitted | {"flops_per_token": 2469134.123456, "share_of_prefill_flops": 0.2741234567},
+        "map": fitted,
         "verdict": vars(REPORTS["items"].verdict(data)),
         "data": data,
         "provenance": {
@@ -117,7 +117,9 @@ def test_the_report_is_for_a_reader():
         "Accuracy by kind of item",
         "| λ (relative) | 1.23e-03 |",
         "| Parameters | 1.23 M |",
-        "| Share of the target's prefill FLOPs | 27.4 % |",
+        "| The whole handoff, as a share of the target's prefill FLOPs | 30.1 % |",
+        "| The map alone, per mapped token | 27.4 % |",
+        "| Context recovered |",
         "| identity | 1.2e-07 | 1.0e-04 | passed |",
         "(figures/conditions.png)",
         "(figures/r2.png)",
@@ -261,10 +263,15 @@ def test_a_map_without_selection_has_no_heat_map(tmp_path):
     [
         "provenance",
         "map",
+        "map.handoff_share_of_prefill_flops",
         "data.conditions.no_context",
         "data.conditions.source.accuracy",
         "data.tests.mapped_vs_source",
         "data.tests.mapped_vs_source.nll_p",
+        "data.tests.mapped_vs_floor",
+        "data.tests.mapped_vs_no_context.nll_sign_p",
+        "data.tests.source_vs_no_context.accuracy_se",
+        "data.conditions.mapped.context_recovered_nats",
         "data.tables.story_only.tests",
         "data.gates.0.tolerance",
     ],
@@ -291,5 +298,5 @@ def test_a_design_that_lacks_a_key_is_named():
 
 
 def test_another_schema_is_refused():
-    with pytest.raises(KvxferError, match="schema is 1 and this version reads 2"):
-        validate(make_results() | {"schema": 1})
+    with pytest.raises(KvxferError, match="schema is 2 and this version reads 3"):
+        validate(make_results() | {"schema": 2})

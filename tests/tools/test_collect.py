@@ -36,6 +36,8 @@ def test_a_collection_has_what_the_runs_have(outputs: Path) -> None:
         assert one["scores"]["nats"] == [round(item["nats"]["mapped"], 5) for item in items]
         assert one["scores"]["correct"] == "".join("01"[item["correct"]["mapped"]] for item in items)
         assert one["cost"]["parameters"] == results["map"]["parameters"]
+        shares = [results["map"][key] for key in ("share_of_prefill_flops", "handoff_share_of_prefill_flops")]
+        assert [one["cost"][key] for key in ("share_of_prefill_flops", "handoff_share_of_prefill_flops")] == shares
         assert baseline["items"]["id"] == [item["id"] for item in items]
         assert baseline["conditions"]["source"]["nats"] == [
             round(i["nats"]["source"], 5) for i in results["data"]["items"]
@@ -96,7 +98,7 @@ def test_results_in_another_form_are_of_an_earlier_version(outputs: Path, tmp_pa
     copy = Path(shutil.copytree(outputs, tmp_path / "out"))
     file = next((copy / "evaluate").glob("[!.]*/results.json"))
     results = json.loads(file.read_text())
-    file.write_text(json.dumps({**results, "schema": 1}))
+    file.write_text(json.dumps({**results, "schema": 2}))
     with pytest.raises(KvxferError, match="is of an earlier version: evaluate it again with force=true"):
         collect(copy, Wanted())
 

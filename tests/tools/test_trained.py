@@ -77,7 +77,7 @@ def test_seeds_are_one_row_that_is_tested_against_base_and_best(tmp_path: Path) 
     pair = load_results(write(tmp_path, collected([*closed(), *trained()])))["toy/trained"]
     lines = trained_table(pair)
     rows = cells(lines)
-    known = {"ceiling": rows[0], "source": rows[5], "raw_copy": rows[6], "floor": rows[7]}
+    known = {"ceiling": rows[0], "source": rows[5], "no_context": rows[6], "raw_copy": rows[7], "floor": rows[8]}
     assert {row["Map"] for row in known.values()} == {f"**{condition_name(name, short=True)}**" for name in known}
     assert [row["Map"] for row in rows[1:5]] == [
         "`solver=residual solver.hidden=32`",
@@ -100,7 +100,7 @@ def test_seeds_are_one_row_that_is_tested_against_base_and_best(tmp_path: Path) 
     assert mlp["Of what the best closed form leaves"] == f"{MINUS}60.0 %"
     assert (base["KL"], best["KL"]) == ("0.500", "–")
     assert {row["Bytes"] for row in rows[1:5]} == {"4 k"}
-    assert [row["Time to map"] for row in rows] == ["–", "2.00", "–", "1.00", "1.50", "–", "–", "–"]
+    assert [row["Time to map"] for row in rows] == ["–", "2.00", "–", "1.00", "1.50", "–", "–", "–", "–"]
 
 
 def test_files_with_trained_maps_leave_the_pairs_tables_alone(tmp_path: Path) -> None:

@@ -191,7 +191,8 @@ def test_tests_and_ratios_agree_with_independent_arithmetic():
     found = summarise_scores(scores, chance, [str(n) for n in range(200)])
     m, s, c = (scores[name] for name in ("mapped", "source", "ceiling"))
     only_m, only_s = int(((m == 1) & (s == 0)).sum()), int(((m == 0) & (s == 1)).sum())
-    assert found["tests"]["mapped_vs_source"]["accuracy_p"] == stats.binomtest(only_m, only_m + only_s).pvalue
+    p = stats.binomtest(only_m, only_m + only_s).pvalue
+    assert found["tests"]["mapped_vs_source"]["accuracy_p"] == pytest.approx(p)
     assert found["tests"]["mapped_vs_source"]["test"] == "mcnemar"
     row = found["conditions"]["mapped"]
     assert row["retention_floor_normalised"] == pytest.approx((m.mean() - 0.25) / (c.mean() - 0.25))
@@ -230,7 +231,7 @@ def told(*scores: dict[str, np.ndarray]) -> Verdict:
 def test_the_verdict_says_what_the_tests_do():
     drawn = random_scores(2)
     better = {name: drawn[name] for name in ("ceiling", "source", "mapped")}
-    worse = better | {"mapped": drawn["floor"], "source": drawn["mapped"]}
+    worse = better | {"mapped": drawn["floor"], "source": drawn["mapped"], "ceiling": np.ones(200)}
     same = better | {"mapped": better["source"]}
     assert told(worse).kind == "worse"
     assert told(same).kind == "none"
