@@ -245,6 +245,14 @@ def test_files_whose_baselines_differ_are_refused(tmp_path: Path) -> None:
         load_results(tmp_path)
 
 
+@pytest.mark.parametrize("file", sorted(RESULTS.glob("*.json")), ids=lambda file: file.stem)
+def test_committed_results_are_of_clean_commits(file: Path) -> None:
+    """What was measured can be made again: no file of the tree was another one than the commit's."""
+    found = json.loads(file.read_text())
+    commits = {each["commit"] for each in (*found["baselines"].values(), *found["maps"])}
+    assert all(re.fullmatch(r"[0-9a-f]{12,40}", str(commit)) for commit in commits), commits
+
+
 def test_the_page_is_made_from_the_committed_results(tmp_path: Path) -> None:
     text = PAGE.read_text()
     assert page.blocks(text)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from kvxfer.errors import KvxferError
 from kvxfer.files import write_text
+from tools.results_page.choosing import budget_table, criteria_table
 from tools.results_page.data import PairResults
 from tools.results_page.findings import findings_table
 from tools.results_page.loading import load_results
@@ -29,12 +30,13 @@ TABLES: dict[str, Callable[[PairResults], list[str]]] = {
     "frontier": frontier_table,
     "calibration": calibration_table,
     "best": best_table,
+    "criteria": criteria_table,
     "blocks": partial(twins_table, change="blocks"),
     "weighted": partial(twins_table, change="weighted"),
     "reduced": partial(twins_table, change="reduced"),
     "trained": trained_table,
 }
-"""Tables about one pair, whose name follows; ``findings`` is about all of them."""
+"""Tables about one pair, whose name follows; ``budget`` also of its trained maps; ``findings`` is about all pairs."""
 
 END = "<!-- end table -->"
 _BEGIN = re.compile(r"^<!-- begin table: (.*) -->$")
@@ -84,8 +86,9 @@ def _table(name: str, results: Mapping[str, PairResults]) -> list[str]:
         # Questions about a pair's text are few; its findings are about the text itself.
         return findings_table([found for pair, found in results.items() if "/" not in pair])
     kind, _, pair = name.partition(" ")
-    if kind not in TABLES:
-        raise KvxferError(f"table {name!r} is none of {', '.join(f'{each} PAIR' for each in TABLES)}, findings")
+    if kind not in (*TABLES, "budget"):
+        known = ", ".join(f"{each} PAIR" for each in (*TABLES, "budget"))
+        raise KvxferError(f"table {name!r} is none of {known}, findings")
     # Files with trained maps stand apart.
     about, file = (f"{pair}/trained", f"{pair}_trained") if kind == "trained" else (pair, pair)
     if about not in results:
@@ -93,6 +96,8 @@ def _table(name: str, results: Mapping[str, PairResults]) -> list[str]:
             f"table {name!r}: no results of pair {about!r} (there are {', '.join(results)}): write results/{file}.json "
             "with tools.collect, or remove the block"
         )
+    if kind == "budget":
+        return budget_table(results[about], results.get(f"{pair}/trained"))
     return TABLES[kind](results[about])
 
 

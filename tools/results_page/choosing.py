@@ -1,0 +1,71 @@
+"""What chooses a λ, and what a budget buys: tables about settings that no person has picked on the items."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvxfer.errors import KvxferError
+from kvxfer.report.numbers import NOTHING, interval, number, percent
+from kvxfer.report.table import Table
+from tools.results_page.comparing import difference
+from tools.results_page.data import MapResult, PairResults
+from tools.results_page.tables import COST, QUALITY, SHARE, quality, require
+
+CRITERIA = {"r2": "R²", "attention": "attention outputs", "kl": "next-token KL"}
+BUDGETS = (0.1, 0.25)
+"""Shares of the target's prefill."""
+
+
+def criteria_table(pair: PairResults) -> list[str]:
+    """What every criterion's λ costs against the best single λ of a grid, for maps that differ in nothing else."""
+    varied = (("penalty", "lam"), ("solver", "criterion"))
+    groups: dict[str, list[MapResult]] = {}
+    for one in pair.calibrated_alike:
+        groups.setdefault(one.settings_without(*varied), []).append(one)
+    rows = [row for key in sorted(groups) if (row := _regrets(pair, groups[key])) is not None]
+    require(pair, rows, "fixed λ beside λ chosen by several criteria", "criteria")
+    said = (
+        "Nats per token above the best single λ of the grid on these very items (the oracle), with the 95 % interval of "
+        "the paired difference. R² and attention outputs choose on validation text without a model's weights, output by "
+        "output; next-token KL with both models, one λ for all."
+    )
+    return [said, "", *Table(("Map", "Best single λ", "Its nats", *CRITERIA.values()), rows).markdown(), ""]
+
+
+def _regrets(pair: PairResults, maps: Sequence[MapResult]) -> tuple[str, ...] | None:
+    """One row, or None where the group has no grid or only one criterion."""
+    fixed = [one for one in maps if isinstance(one.dial("penalty", "lam"), int | float)]
+    chosen = {str(one.dial("solver", "criterion")): one for one in maps if one.dial("penalty", "lam") == "auto"}
+    if len(fixed) < 3 or len(chosen) < 2:
+        return None
+    best = min(fixed, key=lambda one: pair.baseline.per_token(one.scores))
+    cells = []
+    for name in CRITERIA:
+        if name not in chosen:
+            cells.append(NOTHING)
+            continue
+        found = difference(chosen[name].scores, best.scores, pair.baseline)
+        cells.append(f"{number(found.nats, sign=True)} {interval(found.ci, 'number')}")
+    parts = [part for part in best.overrides.split() if not part.startswith("penalty.lam")]
+    lam, nats = best.dial("penalty", "lam"), number(pair.baseline.per_token(best.scores))
+    return (f"`{' '.join(parts)}`", f"{lam:g}", nats, *cells)
+
+
+def budget_table(pair: PairResults, trained: PairResults | None) -> list[str]:
+    """The best map whose whole handoff costs no more than a share of the target's prefill, closed or trained."""
+    maps = [("closed form", one, pair) for one in pair.calibrated_alike]
+    if trained is not None:
+        maps += [("trained", one, trained) for one in trained.trained]
+    rows = []
+    for budget in BUDGETS:
+        for kind in ("closed form", "trained"):
+            within = [(one, of) for each, one, of in maps if each == kind and one.handoff <= budget]
+            if not within:
+                continue
+            best, of = min(within, key=lambda found: found[1].baseline.per_token(found[0].scores))
+            cells = (percent(best.handoff), *quality(of, best.scores), f"`{of.command(best)}`")
+            rows.append((f"{budget:.0%}".replace("%", " %"), kind, *cells))
+    if not rows:
+        raise KvxferError(f"results of {pair.name}: no handoff costs {BUDGETS[-1]:.0%} of a prefill or less")
+    said = f"Picked on these very items. {COST}"
+    return [said, "", *Table(("At most", "Kind", SHARE, *QUALITY, "Command"), rows).markdown(), ""]
