@@ -124,6 +124,44 @@ def test_documents_are_packed_and_joined_by_eos(tmp_path: Path) -> None:
     assert rows.domain == "text"
 
 
+@pytest.mark.parametrize("bos", [False, True])
+def test_a_row_to_evaluate_on_is_of_one_document(bos: bool, tmp_path: Path) -> None:
+    """The first row of every document, in the drawn order; then the second of those that have one, and so on."""
+    words = {index: [f"d{index}w{word}" for word in range(2 + 7 * (index % 5))] for index in range(60)}
+    for index, own in words.items():
+        write(tmp_path / f"{index}.txt", " ".join(own))
+    tokenizer = tokenizer_of([" ".join(own) for own in words.values()], bos=bos)
+    keys = {document_key(" ".join(own)): index for index, own in words.items()}
+    room = 7 if bos else 8
+    rows = all_rows(text_spec(tmp_path, length=8), tokenizer, "evaluation")
+    assert all(len(names) == 1 for names in rows.documents)
+    found = [(keys[names[0]], row) for names, row in zip(rows.documents, rows.tokens.tolist(), strict=True)]
+    order = list(dict.fromkeys(index for index, _ in found))
+    expected = [
+        (index, words[index][turn * room : (turn + 1) * room])
+        for turn in range(5)
+        for index in order
+        if len(words[index]) >= (turn + 1) * room
+    ]
+    said = [(index, tokenizer.convert_ids_to_tokens(row)[bos:]) for index, row in found]
+    assert said == expected
+    enough = {index for key, index in keys.items() if split_of(key) == "evaluation" and len(words[index]) >= room}
+    assert set(order) == enough
+    few = load_rows(text_spec(tmp_path, length=8), tokenizer, "evaluation", len(enough))
+    assert few.tokens.equal(rows.tokens[: len(enough)])
+    # What is fitted on is packed, whatever is read beside it.
+    packed = all_rows(text_spec(tmp_path, length=8), tokenizer, "validation")
+    assert any(len(names) > 1 for names in packed.documents)
+
+
+def test_that_documents_are_too_short_to_evaluate_on_is_said(tmp_path: Path) -> None:
+    texts = [f"a{index} b{index} c{index}" for index in range(40)]
+    for index, text in enumerate(texts):
+        write(tmp_path / f"{index}.txt", text)
+    with pytest.raises(KvxferError, match=r"only 0 rows of 8 tokens .*, each row of a single document; lower corpus"):
+        load_rows(text_spec(tmp_path, length=8), tokenizer_of(texts), "evaluation", 2)
+
+
 @pytest.mark.parametrize(("adds", "first"), [(True, 0), (False, None)])
 def test_bos_begins_every_row_if_the_tokenizer_adds_it(adds: bool, first: int | None, tmp_path: Path) -> None:
     documents = make_documents(random.Random(0))
