@@ -102,14 +102,16 @@ def test_what_costs_no_map_is_what_a_plain_loop_is_handed(tiny_pair: Pair) -> No
 
 
 def test_only_the_model_that_was_pruned_from_has_ancestors(tiny_folders: tuple[Path, Path]) -> None:
-    """The whole model is handed copies of the layers that the other kept; what the other lacks has no ancestor there."""
+    """The whole model is handed copies of the layers that the other kept; the other has no ancestors."""
     whole = ModelSpec(str(tiny_folders[1]))
     pair = load_pair(PairSpec("pruned", replace(whole, drop_layers=(1,)), whole, dtype="float32", device="cpu"))
     on = stage(pair, *(direction(each, DESIGNS["same"], 4) for each in (pair, pair.reversed())))
     records, handed = played(on, pair)
     found = {pattern: summarise_pattern(records, pattern, handed[pattern])["pooled"] for pattern in PATTERNS}
     copied = [pattern for pattern, each in found.items() if "ancestor_copy" in each["conditions"]]
-    assert copied == [pattern for pattern, each in found.items() if "mapped_vs_ancestor_copy" in each["tests"]] == ["up"]
+    assert (
+        copied == [pattern for pattern, each in found.items() if "mapped_vs_ancestor_copy" in each["tests"]] == ["up"]
+    )
 
 
 def test_only_what_the_answering_model_did_not_read_is_mapped(tiny_pair: Pair) -> None:

@@ -57,7 +57,9 @@ def test_tokens_that_the_target_reads_cost_what_they_attend_to() -> None:
 
 
 def test_a_handoff_of_nothing_is_the_prefill() -> None:
-    assert handoff_share(map_of(TINY, "both", 3), TINY, Plan("sinks", exact_first=9, hold_back=1), 8) == pytest.approx(1)
+    assert handoff_share(map_of(TINY, "both", 3), TINY, Plan("sinks", exact_first=9, hold_back=1), 8) == pytest.approx(
+        1
+    )
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,9 @@ def test_a_measure_without_a_lead_cannot_decide_even_for_the_map():
     """The map is better in accuracy, in which the target is not; in nats, in which it is, nothing is shown."""
     said = verdict(CONDITIONS, make_tests((CLEAR[0], UNCLEAR[1]), lead=(UNCLEAR[0], WORSE[1])))
     assert said.kind == "none"
-    assert said.head == "No benefit: the mapped cache is not shown to beat the source in nats (in accuracy it is better)"
+    assert (
+        said.head == "No benefit: the mapped cache is not shown to beat the source in nats (in accuracy it is better)"
+    )
 
 
 def test_what_could_be_shown_and_how_many_items_would_show_the_rest():
@@ -179,8 +181,8 @@ def test_what_could_be_shown_and_how_many_items_would_show_the_rest():
         "of 5.6 pp four times in five; the 1.0 pp found would take about 3,100)."
     ) in said
     assert (
-        "In nats 100 items show a difference of 0.056 nats per token four times in five; the 0.030 nats per token found "
-        "would take about 350."
+        "In nats 100 items show a difference of 0.056 nats per token four times in five; the 0.030 nats per token "
+        "found would take about 350."
     ) in said
 
 

@@ -254,12 +254,13 @@ def test_committed_results_are_of_clean_commits(file: Path) -> None:
     assert all(re.fullmatch(r"[0-9a-f]{12,40}", str(commit)) for commit in commits), commits
 
 
-def test_the_page_is_made_from_the_committed_results(tmp_path: Path) -> None:
-    text = PAGE.read_text()
+@pytest.mark.parametrize("name", ["results", "public-study"])
+def test_the_page_is_made_from_the_committed_results(name: str, tmp_path: Path) -> None:
+    text = PAGE.with_stem(name).read_text()
     assert page.blocks(text)
     if not list(RESULTS.glob("*.json")):
         pytest.skip("no results are committed")
-    said = "docs/results.md is out of date: run python -m tools.results_page results/"
+    said = f"out of date: run python -m tools.results_page results/ --page docs/{name}.md"
     results = load_results(RESULTS)
     assert page.render(text, results) == text, said
     for pair, figure in page.figures(text).items():

@@ -25,9 +25,9 @@ def criteria_table(pair: PairResults) -> list[str]:
     rows = [row for key in sorted(groups) if (row := _regrets(pair, groups[key])) is not None]
     require(pair, rows, "fixed λ beside λ chosen by several criteria", "criteria")
     said = (
-        "Nats per token above the best single λ of the grid on these very items (the oracle), with the 95 % interval of "
-        "the paired difference. R² and attention outputs choose on validation text without a model's weights, output by "
-        "output; next-token KL with both models, one λ for all."
+        "Nats per token above the best single λ of the grid on these very items (the oracle), with the 95 % interval "
+        "of the paired difference. R² and attention outputs choose on validation text without a model's weights, "
+        "output by output; next-token KL with both models, one λ for all."
     )
     return [said, "", *Table(("Map", "Best single λ", "Its nats", *CRITERIA.values()), rows).markdown(), ""]
 

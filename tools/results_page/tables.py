@@ -285,3 +285,18 @@ def best_table(pair: PairResults) -> list[str]:
         f"the difference in nats per token lies below {MARGIN:g} (non-inferiority). {COST}"
     )
     return [said, "", *Table(("", *QUALITY, "Nats above the best, 95 %", SHARE, "Command"), rows).markdown(), ""]
+
+
+def form_table(pair: PairResults) -> list[str]:
+    """The paper's form of a map beside everything that it is compared with."""
+    plain = pair.rows.get(PLAIN)
+    require(pair, [] if plain is None else [plain], "plain ridge with features=same", "maps")
+    assert plain is not None
+    known = pair.baseline.conditions
+    rows = [
+        (f"mapped, {_dials(plain)}", plain.scores),
+        *((condition_name(n, True), known[n]) for n in BASELINES if n in known),
+    ]
+    cells = [(name, *quality(pair, scores)) for name, scores in rows]
+    said = f"`{pair.name}`, {len(set(pair.baseline.documents))} documents. {COST} Of this one {percent(plain.handoff)}."
+    return [said, "", *Table(("", *QUALITY), cells).markdown(), ""]
