@@ -45,7 +45,7 @@ NINES, DEEP = '{"text": "x", "id": ' + "9" * 5000 + "}", '{"text": "x", "meta": 
         ("a.txt", b"", "empty", "document "),
         ("a.txt", b" \n", "empty", "document "),
         ("a.md", b"fine \xff", "not UTF-8", "a.md: not UTF-8 text (byte 5: "),
-        ("a.txt.gz", gzip.compress(b"x" * 99)[:-9], "unreadable files", "a.txt.gz: cannot be read ("),
+        ("a.txt.gz", gzip.compress(b"x" * 99, mtime=0)[:-9], "unreadable files", "a.txt.gz: cannot be read ("),
         ("a.jsonl", NINES.encode(), "lines that Python does not read as JSON", "a.jsonl, line 1: not JSON that Python"),
         ("a.jsonl", DEEP.encode(), "lines that Python does not read as JSON", "a.jsonl, line 1: not JSON (that Pyth"),
         ("a.jsonl", b'{"text": "\xff"}', "not UTF-8", "a.jsonl, line 1: not UTF-8 text (byte 10"),
