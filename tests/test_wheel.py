@@ -45,14 +45,13 @@ def test_all_configs_compose_from_the_wheel(installed, tmp_path):
     assert told["found"] == dict.fromkeys(("calibrate", "train", "evaluate"), "toy")
 
 
-def test_the_wheel_has_every_config_and_the_toy_models(installed):
+def test_the_wheel_has_every_config_the_toy_models_and_what_healing_changed(installed):
     def names(folder: Path) -> set[str]:
         return {path.relative_to(folder).as_posix() for path in folder.rglob("*.yaml")}
 
     assert names(installed / "kvxfer" / "configs") == names(ROOT / "configs")
-    weights = {
-        p.relative_to(ROOT).as_posix() for p in (ROOT / "kvxfer" / "toy" / "weights").rglob("*.*") if p.is_file()
-    }
+    folders = (ROOT / "kvxfer" / "toy" / "weights", ROOT / "kvxfer" / "models" / "healed")
+    weights = {p.relative_to(ROOT).as_posix() for folder in folders for p in folder.rglob("*.*") if p.is_file()}
     assert all((installed / name).is_file() for name in weights)
     assert not any((installed / name).exists() for name in ("tests", "tools"))
 

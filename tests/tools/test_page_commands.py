@@ -42,7 +42,7 @@ def asked(pair: PairResults) -> dict[str, Any]:
     raise AssertionError(pair.baseline.id)
 
 
-@pytest.mark.parametrize("name", ["toy", "smollm2_pruned", "smollm2_mild", "smollm2_pruned/questions"])
+@pytest.mark.parametrize("name", ["toy", "smollm2_healed"])
 def test_the_command_of_a_map_asks_for_it(name: str, committed: dict[str, PairResults]) -> None:
     pair = committed[name]
     cells = [line.rsplit("|", 2)[1] for line in best_table(pair)[-3:-1]]
