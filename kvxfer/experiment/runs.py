@@ -34,7 +34,7 @@ log = logging.getLogger("kvxfer")
 
 VERSIONS = {
     "calibrate": 5,  # 5: products in float32 where models run in less; files hold finished sums
-    "train": 7,  # 7: uncentred metric; rank.r=auto stores the dense map where factors would be larger
+    "train": 7,  # 7: rank.r=auto stores the dense map where factors would be larger
     "baseline": 3,  # 3: as calibrate
     "evaluate": 5,  # 5: maps run in the caches' dtype, in one pass; a latency's steps are others
     "compare": 4,  # 4: as evaluate
