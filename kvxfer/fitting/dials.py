@@ -233,7 +233,7 @@ class Dials:
     selection: str = "shared"
     selection_lam: float | str = 1e-3
     criterion: str = "r2"
-    centred: bool = False
+    centred: bool = True
     pool: int = 6
     k_per: str = field(default="pair", metadata={"id": lambda dials: dials.k_per if dials.chooses_k else None})
     features: Features = DESIGNS["same"]

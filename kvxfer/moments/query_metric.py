@@ -2,8 +2,9 @@
 
 A key error e at distance δ from a query q changes the score by q' R(-δ) e, so its mean square is e' R(δ) C R(-δ) e with
 C = E[qq'], the queries' second moment. The metric of keys averages that full matrix over log-spaced distances, C pooled
-over the query heads that share a KV head. Centred, C is the queries' covariance: as if their mean changed no score. A
-value error passes the output projection: its metric is the Gram of those heads' slices of W_O.
+over the query heads that share a KV head. Centred, C is their covariance, as if their mean changed no score (what
+either is worth: docs/method.md). A value error passes the output projection: its metric is the Gram of those heads'
+slices of W_O.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class Metrics:
     by_output: dict[Output, Metric]
 
     @staticmethod
-    def load(path: Path, centred: bool = False) -> Metrics:
+    def load(path: Path, centred: bool = True) -> Metrics:
         """The metrics of a calibration's raw statistics; ``centred`` leaves the queries' mean out of those of keys."""
         if not path.is_file():
             raise KvxferError(f"{path} is missing: this calibration kept no metrics; set calibration.metrics=true")

@@ -77,7 +77,7 @@ _DEFAULTS = {
     "selection": "shared",
     "selection_lam": 0.001,
     "criterion": "r2",
-    "centred": False,
+    "centred": True,
     "pool": 6,
     "k_per": "pair",
 }

@@ -55,7 +55,7 @@ def calibration_id(settings: CalibrateSettings, shard: bool = False) -> str:
     return run_id("calibrate", settings.calibration_config(shard), {})
 
 
-def load_splits(directory: Path, centred: bool = False) -> Splits:
+def load_splits(directory: Path, centred: bool = True) -> Splits:
     """The moments of a finished calibration, and its metrics, probe and weighted moments if it kept any.
 
     Args:
