@@ -26,8 +26,8 @@ from kvxfer.maps.content_errors import MappedErrors
 
 TOLERATED, TOLERATED_MEAN = 1.5, 1.15
 """So many times as much as on the fit's held-out rows may be left unexplained of one target layer and kind, and in the
-geometric mean of all. Evaluation rows of the calibrated text reached 1.17 and 1.03 on the toy pair, 1.32 and 1.10 on the
-language model."""
+geometric mean of all. Evaluation rows of the calibrated text reached 1.17 and 1.03 on the toy pair, 1.32 and 1.10 on
+the language model."""
 
 LEAST = 1e-3
 """Where the fit leaves less, this counts in its place: such shares are rounding and chance."""
