@@ -227,6 +227,7 @@ def test_no_evaluation_names_another_split() -> None:
                 given = [*node.args[place : place + 1], *(k.value for k in node.keywords if k.arg == "split")]
                 found.setdefault(file.relative_to(PACKAGE).as_posix(), []).append([ast.unparse(one) for one in given])
     assert found.pop("experiment/stages/calibrate.py") == [["split"], ["split"]]
+    assert found.pop("experiment/stages/fit.py") == [["'validation'"]]
     assert found.pop("experiment/stages/train_network.py") == [["text"], ["split"]]
     assert found
     assert {split for calls in found.values() for call in calls for split in call} == {"'evaluation'"}

@@ -8,26 +8,28 @@ from tests.report.test_report import make_check, make_results, shown
 
 
 def test_a_map_that_does_less_than_its_fit_reported_is_seen_beside_the_verdict():
-    results = make_results(fit_check=make_check(0.56))
+    results = make_results(fit_check=make_check(15.0))
     said = (
-        "On this text layer 3's keys have R² 0.41; where the map was fitted it was 0.97: the map is damaged, or this "
-        "text is far from its calibration."
+        "On this text layer 3's keys have R² 0.40; where the map was fitted it was 0.96, 15.0 times as much left "
+        "unexplained (1 of 1 target layers and kinds leave more than 1.5 times as much; in the mean of all it is 15.00 "
+        "times): the map is damaged, or this text is far from its calibration."
     )
     report = render(results)
     assert f"**{said}**" in report.split("## Headline")[0]
-    assert "| fit: largest drop in R² | 0.560 | 0.15 | **failed** |" in report
+    assert "| fit: largest ratio of unexplained variance | 15.00 | 1.5 | **failed** |" in report
+    assert "| fit: mean ratio of unexplained variance | 15.00 | 1.15 | **failed** |" in report
     assert said in " ".join(shown(results).split())
-    results["data"]["fit_check"]["worst"] |= {"r2": None, "drop": None}
-    assert "keys have no finite R²" in render(results)
-    results["data"]["fit_check"]["below"] *= 2
-    assert "it was 0.97 (2 of 1 target layers and kinds lose more than 0.15): the map" in render(results)
-    designs = {"same": make_results(0.5, fit_check=make_check(0.56)), "both": make_results(0.62)}
+    results["data"]["fit_check"] |= {"mean": None}
+    results["data"]["fit_check"]["worst"] |= {"r2": None, "ratio": None}
+    said_so = "keys have no finite R²; where the map was fitted it was 0.96 (1 of 1 target layers and kinds leave more"
+    assert f"{said_so} than 1.5 times as much): the map" in render(results)
+    designs = {"same": make_results(0.5, fit_check=make_check(15.0)), "both": make_results(0.62)}
     assert f"**Design `same`: {said}**" in render(compare_designs(designs, "Designs"))
 
 
 def test_a_fit_that_was_not_checked_is_no_failure():
     results = make_results(fit_check=None)
-    assert "fit: largest drop" not in render(results)
+    assert "ratio of unexplained" not in render(results)
     assert "Worth it" in shown(results)
 
 

@@ -63,7 +63,7 @@ def test_a_handoff_of_nothing_is_the_prefill() -> None:
 
 
 @pytest.mark.parametrize(
-    ("features", "own", "whole"), [("same", 0.059, 0.096), ("both", 0.118, 0.154), ("previous", 0.235, 0.27)]
+    ("features", "own", "whole"), [("same", 0.059, 0.094), ("both", 0.118, 0.150), ("previous", 0.235, 0.263)]
 )
 def test_the_toy_pair_s_shares(features: str, own: float, whole: float) -> None:
     target = read_geometry(load_config(ModelSpec(str(TARGET_DIR)), "pair.target"), "toy-target")

@@ -76,7 +76,7 @@ def test_every_option_has_every_setting(option: str) -> None:
     sides = {"source": {"model", "revision"}, "target": {"model", "revision"}}
     assert {side: set(settings.pop(side)) for side in sides} == sides
     dropped = settings.pop("drop_layers", None)
-    assert (dropped is not None) == option.startswith("smollm2")
+    assert (dropped is not None) == (option == "smollm2_mild")
     assert set(settings) == {"name", "dtype", "device", "attention", "reverse", "k", "features"}
     assert settings["name"] == option
     assert path.read_text().startswith("# ")

@@ -15,6 +15,7 @@ import pytest
 from rich.console import Console
 
 from kvxfer.errors import KvxferError
+from kvxfer.evals.fit_check import TOLERATED, TOLERATED_MEAN
 from kvxfer.evals.statistics import CONDITIONS, summarise
 from kvxfer.report.designs import best_design, compare_designs
 from kvxfer.report.kinds import REPORTS
@@ -50,12 +51,12 @@ def summary_of(mapped: float, answers: bool) -> dict:
     return summarise(make_items(mapped, answers))
 
 
-def make_check(drop: float, tolerated: float = 0.15) -> dict:
-    """A check of the fit of one target layer, whose keys have lost so much."""
-    row = {"layer": 3, "kind": "keys", "r2": 0.97 - drop, "recorded": 0.97, "drop": drop}
-    below = [row] if drop > tolerated else []
-    shared = {"tolerated": tolerated, "tokens": 2048, "passed": not below}
-    return {"outputs": [row], "worst": row, "below": below, **shared}
+def make_check(ratio: float) -> dict:
+    """A check of the fit of one target layer, whose keys leave so many times as much unexplained as on the fit's rows."""
+    row = {"layer": 3, "kind": "keys", "r2": 1 - 0.04 * ratio, "recorded": 0.96, "ratio": ratio}
+    beyond = [row] if ratio > TOLERATED else []
+    shared = {"tolerated": TOLERATED, "mean": ratio, "tolerated_mean": TOLERATED_MEAN, "tokens": 2048}
+    return {"outputs": [row], "worst": row, "beyond": beyond, "passed": ratio <= TOLERATED_MEAN, **shared}
 
 
 def make_results(mapped: float = 0.85, answers: bool = True, **changed: Any) -> dict:
@@ -71,7 +72,7 @@ def make_results(mapped: float = 0.85, answers: bool = True, **changed: Any) -> 
         "tables": {"story_only": {key: copy.deepcopy(summary[key]) for key in ("conditions", "tests")}},
         "ancestry": None,
         "gates": [{"name": "identity", "value": 1.23456789e-7, "tolerance": 1e-4, "passed": True}],
-        "fit_check": make_check(0.0123456789),
+        "fit_check": make_check(1.0123456789),
         "selection": {"r2_keys": grid, "r2_values": grid, "chosen_keys": chosen, "chosen_values": chosen},
         "items": make_items(mapped, answers),
         **changed,
@@ -111,7 +112,8 @@ def test_the_report_is_for_a_reader():
     for words in (
         "# Toy questions",
         "**Worth it: the mapped cache beats the source, with accuracy",
-        "| fit: largest drop in R² | 0.012 | 0.15 | passed |",
+        "| fit: largest ratio of unexplained variance | 1.01 | 1.5 | passed |",
+        "| fit: mean ratio of unexplained variance | 1.01 | 1.15 | passed |",
         "| Source alone (baseline) |",
         "When only the story is handed over",
         "Accuracy by kind of item",

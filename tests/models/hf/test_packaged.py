@@ -58,7 +58,7 @@ def test_what_was_unpacked_and_is_damaged_is_unpacked_again(
     file.write_bytes(b"GGUF")
     times = []
 
-    def convert(file: Path, folder: Path, name: str) -> None:
+    def convert(file: Path, folder: Path, name: str, key: str) -> None:
         times.append(name)
         (folder / "model.safetensors").write_bytes(bytes(1000))
         (folder / "config.json").write_text("{}")
