@@ -29,7 +29,7 @@ def scores(level: float, seed: int = 0, answers: bool = True) -> dict[str, Any]:
 
 def make_map(level: float, number: int = 0, answers: bool = True, **given: Any) -> dict[str, Any]:
     """A map of some quality. ``given``: solver, penalty, rank, features (names), lam, alpha, r, metric, k, share, r2,
-    rows, tokens, baseline, per_block. ``share`` is the map's own; a whole handoff costs HELD_BACK more.
+    rows, tokens, baseline, per_block, criterion. ``share`` is the map's own; a whole handoff costs HELD_BACK more.
     """
     rank = given.get("rank", "full")
     reduced = {"r": given.get("r", "auto"), "metric": given.get("metric", "isotropic")} if rank == "reduced" else {}
@@ -50,7 +50,7 @@ def make_map(level: float, number: int = 0, answers: bool = True, **given: Any) 
     share = given.get("share", 0.05)
     return {
         "settings": {
-            "solver": {**solver, "selection_lam": 0.001, "criterion": "r2", "pool": 6},
+            "solver": {**solver, "selection_lam": 0.001, "criterion": given.get("criterion", "r2"), "pool": 6},
             "penalty": penalty,
             "rank": {"name": rank, **reduced},
             "features": {"name": given.get("features", "same"), "kinds": "same", "previous": 0},

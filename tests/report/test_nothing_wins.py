@@ -72,7 +72,9 @@ def repeated(records: Sequence[Json]) -> list[Json]:
     return [{**each, "document": f"{each['document']} {turn}"} for turn in range(TIMES) for each in records]
 
 
-def rescored(records: Sequence[Json], score: Score | None, takes: str, names: dict[str, str] | None = None) -> list[Json]:
+def rescored(
+    records: Sequence[Json], score: Score | None, takes: str, names: dict[str, str] | None = None
+) -> list[Json]:
     """Items with other scores, or with the mapped cache's own made those of a control; ``names`` as they call them."""
     known = names or {}
     found = []
@@ -119,10 +121,7 @@ def of_benchmarks(data: Json, score: Score | None, takes: str) -> Json:
         samples = repeated(each["samples"])
         for n, sample in enumerate(samples):
             own = sample["scores"][sample["measure"]]
-            if score is REAL:
-                own = own | {"mapped": own[takes]}
-            else:
-                own = {name: float(score(name, n)[1]) for name in own}
+            own = own | {"mapped": own[takes]} if score is REAL else {name: float(score(name, n)[1]) for name in own}
             samples[n] = sample | {"scores": {sample["measure"]: own}}
         found.append(each | {"samples": samples} | _summary(samples))
     tests = [each["tests"]["mapped_vs_source"] for each in found]
@@ -212,7 +211,9 @@ def test_a_source_that_is_worth_nothing_is_said_first(kind: str, data_of: Callab
     assert said.kind == "unable"
     begins = {"diagnostics": "The source is not shown to predict the next token more as the ceiling does than"}
     source = "small model alone" if kind == "multiturn" else "source"
-    assert said.sentence.startswith(begins.get(kind, "Cannot tell: this pair cannot show a transfer's worth, since its"))
+    assert said.sentence.startswith(
+        begins.get(kind, "Cannot tell: this pair cannot show a transfer's worth, since its")
+    )
     assert source in said.sentence
 
 

@@ -52,7 +52,7 @@ def summary_of(mapped: float, answers: bool) -> dict:
 
 
 def make_check(ratio: float) -> dict:
-    """A check of the fit of one target layer, whose keys leave so many times as much unexplained as on the fit's rows."""
+    """A check of the fit of one target layer, whose keys leave so many times as much unexplained as their fit."""
     row = {"layer": 3, "kind": "keys", "r2": 1 - 0.04 * ratio, "recorded": 0.96, "ratio": ratio}
     beyond = [row] if ratio > TOLERATED else []
     shared = {"tolerated": TOLERATED, "mean": ratio, "tolerated_mean": TOLERATED_MEAN, "tokens": 2048}

@@ -20,16 +20,18 @@ def criteria_table(pair: PairResults) -> list[str]:
     """What every criterion's λ costs against the best single λ of a grid, for maps that differ in nothing else."""
     varied = (("penalty", "lam"), ("solver", "criterion"))
     groups: dict[str, list[MapResult]] = {}
-    for one in pair.calibrated_alike:
+    for one in pair.maps:
         groups.setdefault(one.settings_without(*varied), []).append(one)
-    rows = [row for key in sorted(groups) if (row := _regrets(pair, groups[key])) is not None]
+    found = [(group[0].data["calibration"]["kept_tokens"], key) for key, group in groups.items()]
+    rows = [row for _, key in sorted(found) if (row := _regrets(pair, groups[key])) is not None]
     require(pair, rows, "fixed λ beside λ chosen by several criteria", "criteria")
     said = (
         "Nats per token above the best single λ of the grid on these very items (the oracle), with the 95 % interval "
         "of the paired difference. R² and attention outputs choose on validation text without a model's weights, "
         "output by output; next-token KL with both models, one λ for all."
     )
-    return [said, "", *Table(("Map", "Best single λ", "Its nats", *CRITERIA.values()), rows).markdown(), ""]
+    header = ("Map", "Fit tokens", "Best single λ", "Its nats", *CRITERIA.values())
+    return [said, "", *Table(header, rows).markdown(), ""]
 
 
 def _regrets(pair: PairResults, maps: Sequence[MapResult]) -> tuple[str, ...] | None:
@@ -48,7 +50,7 @@ def _regrets(pair: PairResults, maps: Sequence[MapResult]) -> tuple[str, ...] | 
         cells.append(f"{number(found.nats, sign=True)} {interval(found.ci, 'number')}")
     parts = [part for part in best.overrides.split() if not part.startswith("penalty.lam")]
     lam, nats = best.dial("penalty", "lam"), number(pair.baseline.per_token(best.scores))
-    return (f"`{' '.join(parts)}`", f"{lam:g}", nats, *cells)
+    return (f"`{' '.join(parts)}`", f"{best.data['calibration']['kept_tokens']:,}", f"{lam:g}", nats, *cells)
 
 
 def budget_table(pair: PairResults, trained: PairResults | None) -> list[str]:
