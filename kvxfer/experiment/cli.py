@@ -13,6 +13,7 @@ COMMANDS = {
     "train": ("kvxfer.experiment.command", "fit or train a map from moments"),
     "evaluate": ("kvxfer.experiment.command", "measure what a map is worth"),
     "demo": ("kvxfer.experiment.command", "evaluate a pair under several designs, side by side"),
+    "generate": ("kvxfer.experiment.generating", "answer a prompt over a cache that is handed over"),
     "report": ("kvxfer.report.command", "set finished evaluations side by side"),
 }
 """Of every command the module that has a function of its name, and what it does."""

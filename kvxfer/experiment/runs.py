@@ -34,7 +34,7 @@ log = logging.getLogger("kvxfer")
 
 VERSIONS = {
     "calibrate": 5,  # 5: products in float32 where models run in less; files hold finished sums
-    "train": 7,  # 7: rank.r=auto stores the dense map where factors would be larger
+    "train": 8,  # 8: the manifest says how long keys and values were in calibration
     "baseline": 4,  # 4: rows of one document each; the zeroed cache keeps the exact tokens
     "evaluate": 6,  # 6: as baseline; tests, verdicts and the check of the fit are others
     "compare": 5,  # 5: as evaluate

@@ -89,6 +89,10 @@ class Conversation:
     def held(self, name: str) -> Held:
         return self._held[name]
 
+    def hold(self, name: str, held: Held) -> None:
+        """Put something in the place of what a model has: what it computed elsewhere, or had before."""
+        self._held[name] = held
+
     def append(self, ids: Int[Tensor, "batch new"]) -> None:
         """More text, which no model has read yet."""
         for transfer in self.transfers.values():

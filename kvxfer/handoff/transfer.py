@@ -35,13 +35,21 @@ def _nothing(step: str) -> None:
     """Nobody watches the steps."""
 
 
+def _unwatched() -> None:
+    """Nobody looks at the clock between chunks."""
+
+
 @dataclass(frozen=True)
 class Transfer:
-    """From a pair's source to its target through a map, under a plan."""
+    """From a pair's source to its target through a map, under a plan.
+
+    ``watch`` is called before every chunk of tokens that is mapped; what it raises ends the handoff.
+    """
 
     pair: Pair
     mapper: Mapper
     plan: Plan
+    watch: Callable[[], None] = _unwatched
 
     def split(self, prompt: Int[Tensor, "batch prompt"]) -> tuple[Int[Tensor, "batch head"], Int[Tensor, "batch tail"]]:
         """What is handed over of a prompt, and the tokens that the target is held back to read itself."""
@@ -114,7 +122,9 @@ class Transfer:
             places, real = (real.cumsum(1) - 1).clamp_min(0), real[:, first:stop]
         source = Views.of(cache.span(first, stop), self._angles("source", rope.stripping, first, places))
         back = self._angles("target", rope.restoring, start, places) if rotated else None
-        self.mapper.run(source, Views.of(into, back), self.mapper.known(ids[:, first:stop]), start - first, real)
+        self.mapper.run(
+            source, Views.of(into, back), self.mapper.known(ids[:, first:stop]), start - first, real, self.watch
+        )
 
     def _angles(self, which: Side, turn: Turn, start: int, places: Int[Tensor, "batch tokens"] | None) -> Angles:
         """What turns a model's keys, of tokens counted from ``start`` on; ``places`` are positions, if rows differ."""

@@ -45,6 +45,10 @@ Chunk = tuple[slice, slice]
 """Rows and tokens."""
 
 
+def _unwatched() -> None:
+    """Nobody looks at the clock between chunks."""
+
+
 @dataclass(frozen=True)
 class _Product:
     """Outputs that read the same blocks in the same form, as one batched matrix product with its bias."""
@@ -319,6 +323,7 @@ class Mapper:
         known: Known,
         first: int = 0,
         real: Bool[Tensor, "batch tokens"] | None = None,
+        watch: Callable[[], None] = _unwatched,
     ) -> None:
         """Write what the map gives of the source's tokens from ``first`` on; those before it are only looked back at.
 
@@ -327,9 +332,11 @@ class Mapper:
             target: as many tokens as the source has from ``first`` on.
             known: of the source's rows and tokens.
             real: which of the source's tokens are a row's own; the others are padding, of which nothing is read.
+            watch: called before every chunk; what it raises ends the pass.
         """
         batch, tokens = source.keys[0].shape[:2]
         for rows, span in self._chunks(batch, first, tokens):
+            watch()
             columns = _Columns(self, source, known, real, (rows, span))
             there = slice(span.start - first, span.stop - first)
             turn = target.turn(rows, there)

@@ -270,6 +270,12 @@ class Moments:
         squares = self.square_y.diagonal(dim1=-2, dim2=-1)[wanted].flatten(1)
         return (squares - self.sum_y[wanted] ** 2 / max(self.count, 1)).flatten()
 
+    def norms(self, outputs: list[Output]) -> dict[str, float]:
+        """Of every output, by name, the root of the mean squared length of a token's content over all heads."""
+        columns = self.variance_target(outputs) / max(self.count, 1) + self.mean_target(outputs) ** 2
+        lengths = columns.view(len(outputs), -1).sum(1).sqrt().tolist()
+        return {f"{kind}.{layer}": length for (layer, kind), length in zip(outputs, lengths, strict=True)}
+
     def state(self) -> dict[str, Tensor]:
         """Every tensor, by name, on the CPU."""
         named = {name: getattr(self, name) for name in _SUMS}

@@ -12,8 +12,9 @@ from typing import Any
 log = logging.getLogger("kvxfer")
 
 
-def say(*things: Any) -> None:
-    """Print texts and paths as lines, anything else as rich does; without things, what others have printed.
+def say(*things: Any, end: str = "\n") -> None:
+    """Print texts and paths as lines (or with another ``end``), anything else as rich does; without things, what
+    others have printed.
 
     A character that the terminal does not know is replaced. Who reads no further (``| head``) is left alone, and a
     disk that is full is told of once.
@@ -24,7 +25,7 @@ def say(*things: Any) -> None:
     try:
         for thing in things:
             if isinstance(thing, str | Path):
-                print(thing)
+                print(thing, end=end)
             else:
                 _print_rich(thing)
         sys.stdout.flush()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kvxfer.errors import KvxferError
 from kvxfer.evals.evaluation import Data, Evaluation, Subject
-from kvxfer.evals.latency.clocks import Stopwatch, forget_file, machine, peak_bandwidth, peak_flops
+from kvxfer.evals.latency.clocks import Stopwatch, forget_file, peak_bandwidth, peak_flops
 from kvxfer.evals.latency.costs import break_even, compare, map_work, prefill_work, savings, spread
 from kvxfer.evals.latency.vllm import figures_for
 from kvxfer.evals.specs import LatencySpec
@@ -21,6 +21,7 @@ from kvxfer.handoff.transfer import STEPS, Transfer
 from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import MANIFEST, TENSORS, CacheMap
 from kvxfer.maps.plan import Plan
+from kvxfer.models.machine import machine
 from kvxfer.models.pair import Pair
 from kvxfer.progress import progress
 from kvxfer.text.spec import CorpusSpec

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
+from kvxfer.evals.items import text_items, toy_items
+from kvxfer.experiment.generating import hand_over
 from kvxfer.experiment.runs import open_run
 from kvxfer.experiment.settings import EvaluateSettings
 from kvxfer.experiment.stages.evaluate import evaluate
+from kvxfer.experiment.stages.train import find_map
 from kvxfer.files import read_json
+from kvxfer.handoff.policy import Policy
+from kvxfer.handoff.serving import Handoff
+from kvxfer.models.pair import load_pair
 from kvxfer.report.console import say
 from kvxfer.report.designs import compare_designs
 from kvxfer.report.document import RESULTS, written
@@ -31,5 +39,22 @@ def compare(settings: dict[str, EvaluateSettings]) -> list[Path]:
             title = f"{first.pair.label}: {', '.join(settings)} compared"
             write(compare_designs(results, title), run.work)
             run.commit()
-    say(terminal(read_json(run.path / RESULTS)))
+    found = read_json(run.path / RESULTS)
+    say(terminal(found))
+    _one_handoff(settings[found["data"]["best"]])
     return written(run.path)
+
+
+def _one_handoff(settings: EvaluateSettings) -> None:
+    """Hand over the cache of one prompt of the evaluation's, in front of the reader."""
+    pair, corpus = load_pair(settings.pinned), settings.corpus
+    item = (
+        toy_items(pair.tokenizer, corpus.length, 1, 1, seed=0)
+        if corpus.kind == "toy"
+        else text_items(corpus, pair.tokenizer, corpus.length)
+    )[0]
+    handoff = Handoff.of(pair, find_map(settings), Policy(min_tokens=0), plan=settings.plan)
+    say("One handoff, however short (policy.min_tokens=0: break-even is not asked for).", "")
+    say(f"prompt: {pair.tokenizer.decode(item.prompt)}", "")
+    say("answer: ", end="")
+    hand_over(handoff, torch.tensor([item.prompt]), len(item.answer) + 1)

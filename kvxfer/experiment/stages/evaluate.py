@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from kvxfer.evals.evaluation import Evaluation, Subject
-from kvxfer.evals.latency.clocks import machine
 from kvxfer.evals.specs import FullSpec
 from kvxfer.experiment.identity import identity
 from kvxfer.experiment.loggers import RunLogger, open_logger
@@ -29,6 +28,7 @@ from kvxfer.maps.apply import Mapper
 from kvxfer.maps.artifact import CacheMap
 from kvxfer.maps.products import resolve_dtype
 from kvxfer.models.hf.load import resolve_device
+from kvxfer.models.machine import machine
 from kvxfer.models.pair import Load, Pair, load_pair
 from kvxfer.report.console import say
 from kvxfer.report.document import RESULTS, written

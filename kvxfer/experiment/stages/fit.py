@@ -109,6 +109,7 @@ def _fit(settings: TrainSettings, run: Run, moments: Path, out: RunLogger) -> No
         "calibration": moments.name,
         "calibrated_on": {key: calibrated_on[key] for key in ("name", "length", "skip_first")},
         "kept_tokens": calibration["kept_tokens"]["fit"],
+        "norms": splits.fit.norms(sorted(fit.layers)),
         "chosen": _chosen(fit),
     }
     if fit.candidates:

@@ -43,7 +43,7 @@ log = logging.getLogger("kvxfer")
 CHECKPOINT, FIGURE = "best.ckpt", "training.png"
 _TIMED_ROWS, _ROUNDS = 8, 9
 _CALIBRATED = ("pair", "longest_context", "calibration", "calibrated_on", "kept_tokens", "weights")
-_FROM_BASE = (*_CALIBRATED, "chosen", "candidates")
+_FROM_BASE = (*_CALIBRATED, "chosen", "candidates", "norms")
 """What holds of a trained map because it holds of its base."""
 _RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")
 
