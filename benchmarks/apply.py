@@ -32,7 +32,7 @@ from other_tree import modules_of
 from torch import Tensor
 
 from kvxfer.errors import KvxferError
-from kvxfer.evals.latency.clocks import Stopwatch, machine, peak_bandwidth, peak_flops
+from kvxfer.evals.latency.clocks import Stopwatch, peak_bandwidth, peak_flops
 from kvxfer.evals.latency.costs import Work, map_work
 from kvxfer.experiment.config import compose, to_settings
 from kvxfer.experiment.settings import EvaluateSettings
@@ -49,6 +49,7 @@ from kvxfer.maps.products import resolve_dtype
 from kvxfer.maps.trunks import Trunk
 from kvxfer.models.hf.load import resolve_device
 from kvxfer.models.kv import KV
+from kvxfer.models.machine import machine
 from kvxfer.models.pair import Pair, load_pair, random_pair
 
 Way = Callable[[KV, Tensor], object]

@@ -27,9 +27,9 @@ from unittest.mock import patch
 import torch
 
 from kvxfer.errors import KvxferError
-from kvxfer.evals.latency.clocks import machine
 from kvxfer.experiment.config import compose, to_settings
 from kvxfer.models.hf.model import LoadedModel
+from kvxfer.models.machine import machine
 from kvxfer.models.pair import Pair, load_pair
 from kvxfer.moments import calibration
 from kvxfer.moments.calibration import Extractor, accumulate, products_dtype

@@ -21,13 +21,14 @@ from typing import Any
 import torch
 
 from kvxfer.errors import KvxferError
-from kvxfer.evals.latency.clocks import machine, peak_flops
+from kvxfer.evals.latency.clocks import peak_flops
 from kvxfer.evals.latency.costs import spread
 from kvxfer.evals.latency.vllm import SCHEMA, floor_seconds, require_above_floor
 from kvxfer.files import write_json
 from kvxfer.models.geometry import Geometry
 from kvxfer.models.hf.geometry import read_geometry
 from kvxfer.models.hf.load import load_config, resolve_device, resolved_revision
+from kvxfer.models.machine import machine
 from kvxfer.models.spec import ModelSpec
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}

@@ -47,11 +47,11 @@ def test_a_budget_buys_the_best_of_what_a_whole_handoff_costs(tmp_path: Path) ->
     # A handoff costs 4 % more than its map.
     cheap, dear = make_map(1.6, 0, share=0.05), make_map(1.3, 1, features="both", share=0.2)
     beyond = make_map(1.2, 2, features="previous", share=0.22)
-    header, _, tenth, quarter = cells(budget_table(read(tmp_path, cheap, dear, beyond), None))
+    header, _, tenth, quarter = cells(budget_table(read(tmp_path, cheap, dear, beyond)))
     assert [row[:3] for row in (tenth, quarter)] == [
         ["10 %", "closed form", "9.0 %"],
         ["25 %", "closed form", "24.0 %"],
     ]
     assert "features=both" in quarter[header.index("Command")]
     with pytest.raises(KvxferError, match="25%"):
-        budget_table(read(tmp_path / "dear", beyond), None)
+        budget_table(read(tmp_path / "dear", beyond))

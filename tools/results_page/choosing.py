@@ -53,19 +53,16 @@ def _regrets(pair: PairResults, maps: Sequence[MapResult]) -> tuple[str, ...] | 
     return (f"`{' '.join(parts)}`", f"{best.data['calibration']['kept_tokens']:,}", f"{lam:g}", nats, *cells)
 
 
-def budget_table(pair: PairResults, trained: PairResults | None) -> list[str]:
+def budget_table(pair: PairResults) -> list[str]:
     """The best map whose whole handoff costs no more than a share of the target's prefill, closed or trained."""
-    maps = [("closed form", one, pair) for one in pair.calibrated_alike]
-    if trained is not None:
-        maps += [("trained", one, trained) for one in trained.trained]
     rows = []
     for budget in BUDGETS:
         for kind in ("closed form", "trained"):
-            within = [(one, of) for each, one, of in maps if each == kind and one.handoff <= budget]
+            within = [one for one in pair.rivals if one.trained == (kind == "trained") and one.handoff <= budget]
             if not within:
                 continue
-            best, of = min(within, key=lambda found: found[1].baseline.per_token(found[0].scores))
-            cells = (percent(best.handoff), *quality(of, best.scores), f"`{of.command(best)}`")
+            best = min(within, key=lambda one: pair.baseline.per_token(one.scores))
+            cells = (percent(best.handoff), *quality(pair, best.scores), f"`{pair.command(best)}`")
             rows.append((f"{budget:.0%}".replace("%", " %"), kind, *cells))
     if not rows:
         raise KvxferError(f"results of {pair.name}: no handoff costs {BUDGETS[-1]:.0%} of a prefill or less")

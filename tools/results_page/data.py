@@ -201,12 +201,14 @@ class PairResults:
     Attributes:
         maps: closed forms.
         trained: the others.
+        beside: trained maps of a file of their own that were asked the very same items.
     """
 
     name: str
     baseline: Baseline
     maps: list[MapResult]
     trained: list[MapResult] = field(default_factory=list)
+    beside: list[MapResult] = field(default_factory=list)
 
     @property
     def option(self) -> str:
@@ -231,6 +233,11 @@ class PairResults:
         """The maps of the text that most of them were calibrated on."""
         usual = commonest(one.corpus for one in self.maps)
         return [one for one in self.maps if one.corpus == usual]
+
+    @property
+    def rivals(self) -> list[MapResult]:
+        """What may be the best for its cost: closed forms of the usual text, and trained maps."""
+        return [*self.calibrated_alike, *self.beside]
 
     @cached_property
     def rows(self) -> dict[tuple[str, ...], MapResult]:

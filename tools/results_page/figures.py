@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
@@ -23,23 +24,26 @@ LOWEST = -1.0
 
 
 def frontier_figure(pair: PairResults, path: Path) -> None:
-    """Gap recovered in nats over the cost per token as a share of the target's prefill, as PNG: one point per map.
+    """Gap recovered in nats over what a whole handoff costs of the target's prefill, as PNG: one point per map.
 
-    Colours are designs; the front (no map is as cheap and better) is a line through ringed points; the source is at 0.
+    Colours are designs, diamonds trained maps; the front (no map is as cheap and better) is a line through ringed
+    points; the source is at 0.
 
     Raises:
         KvxferError: the ceiling does not beat the source, so there is no gap.
     """
-    maps = pair.calibrated_alike
+    maps = pair.rivals
     designs = sorted({one.name("features") for one in maps})
     with rc_context(STYLE):
         figure = Figure(figsize=(8.2, 4.6), layout="constrained")
         axes = figure.subplots()
         for design, colour in zip(designs, (PALETTE * (1 + len(designs) // len(PALETTE))), strict=False):
-            own = [one for one in maps if one.name("features") == design]
-            places = [(100 * one.handoff, 100 * _gap(pair, one)) for one in own]
-            x, y = zip(*places, strict=True)
-            axes.plot(x, y, "o", markersize=6, color=colour, alpha=0.85, label=design, zorder=3)
+            for trained, marker in ((False, "o"), (True, "D")):
+                own = [one for one in maps if one.name("features") == design and one.trained == trained]
+                shape: dict[str, Any] = {"markersize": 6, "color": colour, "alpha": 0.85, "zorder": 3}
+                if own:
+                    costs, gaps = [100 * one.handoff for one in own], [100 * _gap(pair, one) for one in own]
+                    axes.plot(costs, gaps, marker, label=f"{design}, trained" if trained else design, **shape)
         x, y = zip(*((100 * one.handoff, 100 * _gap(pair, one)) for one in front(pair)), strict=True)
         axes.plot(x, y, "-o", color=INK, linewidth=1.2, markersize=9, markerfacecolor="none", zorder=4)
         _source(axes, min(_gap(pair, one) for one in maps))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,10 @@ def load_results(folder: Path) -> dict[str, PairResults]:
         _, usual = max((len(found[key][1]), key[1]) for key in found if (key[0], key[2]) == (pair, kind))
         name = (pair if asked == usual else f"{pair}/{asked}") + kind
         named[name] = _pair(name, *found[pair, asked, kind])
+    for name, trained in named.items():
+        closed = named.get(name.removesuffix("/trained"))
+        if closed is not None and closed is not trained and closed.baseline.id == trained.baseline.id:
+            named[closed.name] = replace(closed, beside=trained.trained)
     return dict(sorted(named.items()))
 
 

@@ -31,6 +31,7 @@ TABLES: dict[str, Callable[[PairResults], list[str]]] = {
     "frontier": frontier_table,
     "calibration": calibration_table,
     "best": best_table,
+    "budget": budget_table,
     "criteria": criteria_table,
     "form": form_table,
     "blocks": partial(twins_table, change="blocks"),
@@ -38,7 +39,7 @@ TABLES: dict[str, Callable[[PairResults], list[str]]] = {
     "reduced": partial(twins_table, change="reduced"),
     "trained": trained_table,
 }
-"""Tables about one pair, whose name follows; ``budget`` also of its trained maps; ``findings`` is about all pairs."""
+"""Tables about one pair, whose name follows; ``findings`` is about all pairs."""
 
 END = "<!-- end table -->"
 _BEGIN = re.compile(r"^<!-- begin table: (.*) -->$")
@@ -88,8 +89,8 @@ def _table(name: str, results: Mapping[str, PairResults]) -> list[str]:
         # Questions about a pair's text are few; its findings are about the text itself.
         return findings_table([found for pair, found in results.items() if "/" not in pair])
     kind, _, pair = name.partition(" ")
-    if kind not in (*TABLES, "budget"):
-        known = ", ".join(f"{each} PAIR" for each in (*TABLES, "budget"))
+    if kind not in TABLES:
+        known = ", ".join(f"{each} PAIR" for each in TABLES)
         raise KvxferError(f"table {name!r} is none of {known}, findings")
     # Files with trained maps stand apart.
     about, file = (f"{pair}/trained", f"{pair}_trained") if kind == "trained" else (pair, pair)
@@ -98,8 +99,6 @@ def _table(name: str, results: Mapping[str, PairResults]) -> list[str]:
             f"table {name!r}: no results of pair {about!r} (there are {', '.join(results)}): write results/{file}.json "
             "with tools.collect, or remove the block"
         )
-    if kind == "budget":
-        return budget_table(results[about], results.get(f"{pair}/trained"))
     return TABLES[kind](results[about])
 
 

@@ -113,9 +113,7 @@ def _r2(one: MapResult) -> list[str]:
 def front(pair: PairResults) -> list[MapResult]:
     """The maps that no other of the same calibration text beats in nats at the same cost or less, cheapest first."""
     found: list[MapResult] = []
-    ordered = sorted(
-        pair.calibrated_alike, key=lambda m: (m.handoff, pair.baseline.per_token(m.scores), m.settings_without())
-    )
+    ordered = sorted(pair.rivals, key=lambda m: (m.handoff, pair.baseline.per_token(m.scores), m.settings_without()))
     for one in ordered:
         if not found or pair.baseline.per_token(one.scores) < pair.baseline.per_token(found[-1].scores):
             found.append(one)
@@ -139,7 +137,7 @@ def frontier_table(pair: PairResults) -> list[str]:
     return [
         figure,
         "",
-        f"The front of {len(pair.calibrated_alike)} maps. {COST}",
+        f"The front of {len(pair.rivals)} maps, {len(pair.beside)} of them trained. {COST}",
         "",
         *Table(header, rows).markdown(),
         "",
@@ -271,7 +269,7 @@ def twins_table(pair: PairResults, change: str) -> list[str]:
 
 def best_table(pair: PairResults) -> list[str]:
     """The map with the lowest nats, and the cheapest that is shown to be as good, by the margin."""
-    maps = pair.calibrated_alike
+    maps = pair.rivals
     require(pair, maps, "map", "maps")
     best = min(maps, key=lambda m: (pair.baseline.per_token(m.scores), m.handoff, m.settings_without()))
     close = [m for m in maps if m is best or difference(m.scores, best.scores, pair.baseline).as_good]
@@ -281,7 +279,8 @@ def best_table(pair: PairResults) -> list[str]:
         ci = "" if one is best else interval(difference(one.scores, best.scores, pair.baseline).ci, "number")
         rows.append((name, *quality(pair, one.scores), ci, percent(one.handoff), f"`{pair.command(one)}`"))
     said = (
-        f"The best of {len(maps)} maps on these very items, so part of its lead is luck. As good: the 95 % interval of "
+        f"The best of {len(maps)} maps, {len(pair.beside)} of them trained, on these very items, so part of its lead is "
+        "luck. As good: the 95 % interval of "
         f"the difference in nats per token lies below {MARGIN:g} (non-inferiority). {COST}"
     )
     return [said, "", *Table(("", *QUALITY, "Nats above the best, 95 %", SHARE, "Command"), rows).markdown(), ""]

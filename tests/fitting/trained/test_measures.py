@@ -43,7 +43,7 @@ class Given(Mapper):
     def known(self, ids: Tensor | None) -> Any:
         return None
 
-    def run(self, source: Views, target: Views, known: Any, first: int = 0, real: Tensor | None = None) -> None:
+    def run(self, source: Views, target: Views, known: Any, first: int, *unused: Any) -> None:
         own = Views.of(self.content)
         count = target.keys[0].shape[1]
         rows, there, taken = slice(None), slice(0, count), slice(first, first + count)
