@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,10 @@ from kvxfer.report.wording import condition_name
 from tests.collected import collected, make_map, write
 from tests.small_runs import settings_of
 from tools.results_page import page
+from tools.results_page.choosing import budget_table
 from tools.results_page.data import MapResult, Scores
 from tools.results_page.loading import load_results
-from tools.results_page.tables import maps_table
+from tools.results_page.tables import best_table, front, maps_table
 from tools.results_page.trained import HEADER, grouped, trained_table
 
 MINUS = "\N{MINUS SIGN}"
@@ -171,3 +173,20 @@ def test_accuracy_is_tested_on_the_share_of_seeds_that_are_right(tmp_path: Path)
     cells = [cell.strip() for cell in row.strip("| ").split(" | ")]
     place = HEADER.index("Δ accuracy to base")
     assert cells[place : place + 2] == [points(found["difference"]), p_value(found["t_p"])]
+
+
+def test_trained_maps_that_were_asked_the_same_stand_on_the_front_and_in_budgets(tmp_path: Path) -> None:
+    """Of a file of their own; what was asked something else stays out."""
+    folder = write(tmp_path, collected(closed()))
+    better = make_trained(1.2, 7, Residual(name="residual"))
+    (folder / "toy_trained.json").write_text(json.dumps(collected([*closed(), better])))
+    pair = load_results(folder)["toy"]
+    assert [one.name("solver") for one in front(pair)] == ["residual"]
+    assert any("| 10 % | trained |" in line for line in budget_table(pair))
+    assert "(1 of them trained)" in best_table(pair)[0]
+    assert all(one.name("solver") == "ridge" for one in pair.maps)
+    other = make_trained(1.2, 7, Residual(name="residual"))
+    other["runs"]["baseline"] = "other"
+    elsewhere = [{**one, "runs": {**one["runs"], "baseline": "other"}} for one in closed()]
+    (folder / "toy_trained.json").write_text(json.dumps(collected([*elsewhere, other])))
+    assert [one.name("solver") for one in front(load_results(folder)["toy"])] == ["ridge", "ridge"]

@@ -279,7 +279,7 @@ def best_table(pair: PairResults) -> list[str]:
         ci = "" if one is best else interval(difference(one.scores, best.scores, pair.baseline).ci, "number")
         rows.append((name, *quality(pair, one.scores), ci, percent(one.handoff), f"`{pair.command(one)}`"))
     said = (
-        f"The best of {len(maps)} maps, {len(pair.beside)} of them trained, on these very items, so part of its lead is "
+        f"The best of {len(maps)} maps ({len(pair.beside)} of them trained) on these items, so part of its lead is "
         "luck. As good: the 95 % interval of "
         f"the difference in nats per token lies below {MARGIN:g} (non-inferiority). {COST}"
     )
