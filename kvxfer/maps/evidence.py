@@ -34,7 +34,7 @@ class Evidence:
         run: the evaluation's id.
         kind: of evaluation: ``items`` may admit a map, ``latency`` says from which length on it pays.
         task: the option of ``eval``.
-        domain: the option of ``corpus``.
+        domain: the option of ``corpus``; empty for an evaluation that reads no text.
         plan: ``exact_first`` and ``hold_back`` of the plan that it was measured under.
         items, documents: how many were asked; 0 where a record has no items.
         verdict: the kind of the verdict; ``beats`` says that source and everything that costs no map are beaten.
@@ -77,8 +77,8 @@ class Evidence:
                 map=str(record["map"]),
                 run=str(record["run_id"]),
                 kind=kind,
-                task=str(config["eval"]["name"]),
-                domain=str(config["corpus"]["name"]),
+                task=str(config["eval"].get("name", kind)),
+                domain=str(config.get("corpus", {}).get("name", "")),
                 plan={key: int(plan[key]) for key in ("exact_first", "hold_back")},
                 items=int(test.get("n", 0)),
                 documents=int(test.get("documents", 0)),

@@ -114,6 +114,10 @@ class LatencyReport(KindReport):
             found |= {f"{at}/{name}_fraction_of_roof": roof["fraction"] for name, roof in point["roofs"].items()}
         return found
 
+    def evidence(self, data: Json) -> dict[str, Any]:
+        """From which length on a handoff pays, and on which machine: what a policy may ask for."""
+        return {key: data[key] for key in ("machine", "break_even")}
+
     def figures(self, data: Json, folder: Path) -> None:
         """Stacked parts of the handoff (left bar of each length) and the target's own prefill (right), as shares of it.
 
