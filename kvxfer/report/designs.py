@@ -141,4 +141,6 @@ def terminal(results: Results) -> rich.table.Table:
         own = design["data"]
         rows += [(label, own, key) for key, label in labels.items() if key in own["conditions"]]
     said = verdict(data["conditions"], data["tests"], f"The mapped cache ({best})").sentence
-    return terminal_table(results["title"], rows, [said, *REPORTS["items"].remarks(data)])
+    costs = (f"{name} {percent(each['map']['handoff_share_of_prefill_flops'])}" for name, each in designs.items())
+    cost = f"A whole handoff's FLOPs, of the target's own prefill: {', '.join(costs)}."
+    return terminal_table(results["title"], rows, [said, cost, *REPORTS["items"].remarks(data)])

@@ -210,6 +210,8 @@ def test_the_console_table_fits_eighty_columns(results):
 
 def test_the_console_table_of_a_comparison_has_a_row_per_design():
     text = shown(make_comparison())
+    cost = "A whole handoff's FLOPs, of the target's own prefill: same 30.1 %, both 30.1 %, previous 30.1 %."
+    assert cost in " ".join(text.split())
     assert [text.count(f"Mapped, {name}") for name in ("same", "both", "previous")] == [1, 1, 1]
     assert text.count("Source alone") == 1
 
