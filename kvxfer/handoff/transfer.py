@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from kvxfer.maps.apply import Mapper
+from kvxfer.maps.apply import Mapper, unwatched
 from kvxfer.maps.plan import Plan
 from kvxfer.maps.views import Angles, Views
 from kvxfer.models import rope
@@ -35,10 +35,6 @@ def _nothing(step: str) -> None:
     """Nobody watches the steps."""
 
 
-def _unwatched() -> None:
-    """Nobody looks at the clock between chunks."""
-
-
 @dataclass(frozen=True)
 class Transfer:
     """From a pair's source to its target through a map, under a plan.
@@ -49,7 +45,7 @@ class Transfer:
     pair: Pair
     mapper: Mapper
     plan: Plan
-    watch: Callable[[], None] = _unwatched
+    watch: Callable[[], None] = unwatched
 
     def split(self, prompt: Int[Tensor, "batch prompt"]) -> tuple[Int[Tensor, "batch head"], Int[Tensor, "batch tail"]]:
         """What is handed over of a prompt, and the tokens that the target is held back to read itself."""

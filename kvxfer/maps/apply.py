@@ -45,7 +45,7 @@ Chunk = tuple[slice, slice]
 """Rows and tokens."""
 
 
-def _unwatched() -> None:
+def unwatched() -> None:
     """Nobody looks at the clock between chunks."""
 
 
@@ -323,7 +323,7 @@ class Mapper:
         known: Known,
         first: int = 0,
         real: Bool[Tensor, "batch tokens"] | None = None,
-        watch: Callable[[], None] = _unwatched,
+        watch: Callable[[], None] = unwatched,
     ) -> None:
         """Write what the map gives of the source's tokens from ``first`` on; those before it are only looked back at.
 

@@ -111,7 +111,7 @@ def read_evidence(directory: Path, map_hash: str, more: Iterable[Path] = ()) -> 
     found = {}
     for file in files:
         record = read_json(file)
-        # A latency's record of an earlier schema is no reason to refuse a map; nor is that of another map.
+        # What is said of another map may be of any schema.
         if isinstance(record, dict) and record.get("map") != map_hash:
             continue
         evidence = Evidence.of(record if isinstance(record, dict) else {}, str(file))
