@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -141,3 +142,19 @@ def test_no_criterion_is_far_from_the_best_lam_where_the_page_says_so(results: R
         chosen = [above(pair, one) for one in maps if one.dial("penalty", "lam") == "auto"]
         assert round(max(chosen) - min(fixed.values()), 3) <= 0.002
     assert sizes == 2
+
+
+def test_what_last_and_first_tokens_are_worth_is_what_was_measured() -> None:
+    """Under other plans: the maps of files of their own, in nats per token and as a share of the gap."""
+    for file, said in (
+        ("tail", "`corrected` recovers {gap:.1%} for {cost:.1%}."),
+        ("plan", "`plan=all` with `corpus.skip_first=0`: {nats:.3f} nats"),
+    ):
+        data = json.loads((ROOT / "results" / f"smollm2_healed_{file}.json").read_text())
+        (one,), (baseline,) = data["maps"], data["baselines"].values()
+        tokens = sum(baseline["items"]["tokens"])
+        of = {name: sum(scores["nats"]) / tokens for name, scores in baseline["conditions"].items()}
+        nats = sum(one["scores"]["nats"]) / tokens
+        gap = (nats - of["source"]) / (of["ceiling"] - of["source"])
+        cost = one["cost"]["handoff_share_of_prefill_flops"]
+        assert said.format(gap=gap, cost=cost, nats=nats).replace("%", " %") in TEXT
